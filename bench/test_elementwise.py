@@ -67,14 +67,20 @@ test_log = _elementwise("Log", "torch.log", "logarithm", _one(0.1, 4.0))
 test_exp = _elementwise("Exp", "torch.exp", "exponential", _one(-4.0, 4.0))
 test_square = _elementwise("Square", "torch.square", "square", _one())
 test_reciprocal = _elementwise("Reciprocal", "torch.reciprocal", "reciprocal", _one(0.5, 2.0))
+test_sqrt = _elementwise("Sqrt", "torch.sqrt", "square_root", _one(0.1, 4.0))
 test_rsqrt = _elementwise("Rsqrt", "torch.rsqrt", "reciprocal_root", _one(0.1, 4.0))
 test_sin = _elementwise("Sin", "torch.sin", "sine", _one(-math.pi, math.pi))
 test_cos = _elementwise("Cos", "torch.cos", "cosine", _one(-math.pi, math.pi))
+test_tanh = _elementwise("Tanh", "torch.tanh", "hyperbolic_tangent", _one(-3.0, 3.0))
+test_sigmoid = _elementwise("Sigmoid", "torch.sigmoid", "sigmoid", _one(-4.0, 4.0))
+test_maximum = _elementwise("Maximum", "torch.maximum", "larger", _real(), 2)
+test_minimum = _elementwise("Minimum", "torch.minimum", "smaller", _real(), 2)
 test_equal = _elementwise("Equal", "torch.eq", "equal", _whole())
 test_not_equal = _elementwise("NotEqual", "torch.ne", "not_equal", _whole())
 test_greater = _elementwise("Greater", "torch.gt", "greater", _whole())
 test_greater_equal = _elementwise("GreaterEqual", "torch.ge", "greater_equal", _whole())
 test_less = _elementwise("Less", "torch.lt", "less", _whole())
+test_less_equal = _elementwise("LessEqual", "torch.le", "less_equal", _whole())
 test_logical_and = _elementwise("LogicalAnd", "torch.logical_and", "logical_and", _whole(), 2)
 test_logical_or = _elementwise("LogicalOr", "torch.logical_or", "logical_or", _whole(), 2)
 test_logical_not = _elementwise(
@@ -111,6 +117,19 @@ def test_pows(row, replay):
 @replays("FastGelu", npu="torch_npu.npu_fast_gelu")
 def test_fast_gelu(row, replay):
     replay(impl.fast_gelu, row.only_input(-4.0, 4.0), expected=formulas.fast_gelu)
+
+
+@replays("Gelu", npu="torch.nn.functional.gelu")
+def test_gelu(row, replay):
+    """Replays the approximation by tanh, which the kernel of torch.nn.functional.gelu on NPUs always is."""
+    replay(impl.gelu, row.only_input(-4.0, 4.0), approximate="tanh", expected=formulas.gelu_by_tanh)
+
+
+@replays("GeluV2", npu="torch_npu.npu_gelu")
+def test_gelu_v2(row, replay):
+    """Assumes no approximation, the default of the call, because a capture does not record it."""
+    row.assume("no approximation by tanh")
+    replay(impl.gelu, row.only_input(-4.0, 4.0), approximate="none", expected=formulas.gelu)
 
 
 @replays("Swish", npu="torch.nn.functional.silu")

@@ -16,20 +16,8 @@ from functools import cached_property
 import numpy as np
 import pytest
 
-from opatlas.data.comparable import Staleness, StoredDuration
-from opatlas.row.columns import (
-    BASE,
-    CACHE_STATE,
-    EP_SIZE,
-    IMPLEMENTATION,
-    INSTRUMENT,
-    LEGACY_AVG_SEQ_LEN,
-    MESSAGE,
-    RUN_ID,
-    RUNTIME,
-    SUITE,
-    TASK,
-)
+from opatlas.data.comparable import Staleness
+from opatlas.row import columns as col
 from opatlas.row.quality import Floats
 from opatlas.row.status import Status
 from opatlas.row.table import FIRST_LINE, Row, RowTable
@@ -40,7 +28,7 @@ from opatlas.show.row_summary import RowSummary
 NOT_RUN, XFAILED, WITHOUT_REPLAY, GIVEN_UP = "not run", "xfailed", "without a replay", "given up"
 
 #: Columns that a replay may need.
-_CALL = (*BASE, EP_SIZE, *RUNTIME, LEGACY_AVG_SEQ_LEN, *MESSAGE, *SUITE, *TASK)
+_CALL = (*col.BASE, col.EP_SIZE, *col.RUNTIME, col.LEGACY_AVG_SEQ_LEN, *col.MESSAGE, *col.SUITE, *col.TASK)
 
 
 class Fate(Enum):
@@ -194,12 +182,6 @@ class SessionCase:
         """File and line when the plan was made; only the file for a row that is not in the file yet."""
         path, is_there = self.rows.table.path, self.position < self.rows.rows_in_file
         return f"{path}:{self.position + FIRST_LINE}" if is_there else f"{path} (a new row)"
-
-    @property
-    def stored(self) -> StoredDuration:
-        """The replayed duration that a new one would replace."""
-        row = self.row
-        return StoredDuration(row.place, *map(row.cell, (RUN_ID, CACHE_STATE, INSTRUMENT, IMPLEMENTATION)))
 
 
 @dataclass

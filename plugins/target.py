@@ -14,8 +14,6 @@ import pytest
 from opatlas.capture.profile_samples import CACHE_UNKNOWN
 from opatlas.data.comparable import (
     MixedDatabase,
-    PlannedDuration,
-    StoredDuration,
     captured_elsewhere,
     check_origin,
     find_mismatches,
@@ -27,6 +25,7 @@ from opatlas.errors import OpAtlasError
 from opatlas.files import absolute_path, expect_folder
 from opatlas.installation import SCHEDULERS, extensions
 from opatlas.options import Scope
+from opatlas.row.columns import CACHE_STATE, IMPLEMENTATION, INSTRUMENT, RUN_ID
 from opatlas.row.location import (
     DEFAULT_NPU_DEVICE,
     ROOT,
@@ -37,6 +36,7 @@ from opatlas.row.location import (
     slug,
 )
 from opatlas.row.status import UpdateMode
+from opatlas.row.table import Row
 from opatlas.row.versions import (
     CANN,
     TORCH,
@@ -388,47 +388,47 @@ def check_replaced(
     Raises:
         OpAtlasError: the session may not replace them.
     """
-    rows: list[tuple[StoredDuration, PlannedDuration]] = []
+    rows: list[tuple[Row, Mapping[str, str]]] = []
     target = settings.targets[number]
     for table in plan.tables.values():
         if table.target == number:
-            planned = _planned_duration(settings, target, in_group=table.kernel_type in in_groups)
+            planned = _planned_cells(settings, target, in_group=table.kernel_type in in_groups)
             known = table.table.replayed.known
             # Rows of one signature get one duration.
             ids = {case.id for case in table.cases if case.account and case.will_run}
-            rows += [(case.stored, planned) for case in table.cases if case.id in ids and known[case.position]]
-    mismatches = find_mismatches(provenance, rows)
+            rows += [(case.row, planned) for case in table.cases if case.id in ids and known[case.position]]
+    mismatches = find_mismatches(provenance, target.origin, rows)
     if mismatches and not settings.mixed:
         # The durations of a row may differ in several ways.
-        lines = "".join(f"\n  {printable(str(each))}" for each in mismatches)
+        lines = "".join(f"\n  {printable(each)}" for _, each in mismatches)
         refused = f"{target.path}: these durations would be replaced by durations that do not compare:{lines}"
         raise OpAtlasError(f"{refused}\n{_remedy(settings)}")
-    notes = [f"--mixed replaces durations of {pluralize(each.count, settings.unit)}: {each}" for each in mismatches]
-    notes += _other_machine(provenance, settings, [stored for stored, _ in rows])
+    notes = [f"--mixed replaces durations of {pluralize(count, settings.unit)}: {each}" for count, each in mismatches]
+    notes += _other_machine(provenance, settings, {row.cell(RUN_ID) for row, _ in rows})
     return [printable(note) for note in notes]
 
 
-def _planned_duration(settings: Settings, target: SessionTarget, *, in_group: bool) -> PlannedDuration:
-    """Returns how a session will measure a row of a target."""
+def _planned_cells(settings: Settings, target: SessionTarget, *, in_group: bool) -> Mapping[str, str]:
+    """Returns the cells that tell how a session will measure a row of a target (`find_mismatches`)."""
     if settings.prof_path is not None:
-        return PlannedDuration(target.origin, CACHE_UNKNOWN, "msprof")
+        return {CACHE_STATE: CACHE_UNKNOWN, INSTRUMENT: "msprof", IMPLEMENTATION: ""}
     kind, name = kind_named(settings.devices[0].kind), settings.measure.instrument
     preferred = kind.group_instrument if in_group else kind.preferred_instrument
     chosen = preferred(name) if kind.instruments else ""
     # An NPU's rows name its calls, and a device of a conftest.py may run something else than torch.
     is_unknown = target.implementation.is_default and (kind.name not in device_kinds() or kind.is_native)
     implementation = "" if is_unknown else target.implementation.name
-    return PlannedDuration(target.origin, settings.measure.cache, chosen, implementation)
+    return {CACHE_STATE: settings.measure.cache, INSTRUMENT: chosen, IMPLEMENTATION: implementation}
 
 
-def _other_machine(provenance: Provenance, settings: Settings, rows: Sequence[StoredDuration]) -> list[str]:
+def _other_machine(provenance: Provenance, settings: Settings, run_ids: Collection[str]) -> list[str]:
     """Returns a note if durations of another machine of the same kind are replaced or joined."""
     own = "--database-path names a folder of your own"
     if provenance.shipped:
         fate = "join them" if settings.mode in (UpdateMode.MISSING_ONLY, UpdateMode.UNREPLAYED) else "take their place"
         theirs = f"this database ships with OpAtlas, with durations of {provenance.shipped}"
         return [f"{theirs}: those of this machine {fate}; {own}"]
-    others = [host for host in provenance.hosts(row.run_id for row in rows) if host != settings.origin.host]
+    others = [host for host in provenance.hosts(run_ids) if host != settings.origin.host]
     if others and settings.origin.host:
         return [f"durations of {', '.join(others)} are replaced by durations of {settings.origin.host}; {own}"]
     return []

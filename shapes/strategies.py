@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
+from contextlib import contextmanager
 
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 from hypothesis import strategies as st
-from hypothesis.configuration import set_hypothesis_home_dir
+from hypothesis.internal.conjecture import providers
 from hypothesis.strategies import SearchStrategy
 
-from opatlas.files import TemporaryFolder
 from opatlas.theory.space import OFFSETS, TILES, Near, Space, TheoryRow
 
 #: Is added to drawn numbers, because hypothesis draws the integer constants of loaded modules with a higher
@@ -110,11 +110,23 @@ def _draws(strategy: SearchStrategy[TheoryRow], count: int, label: str) -> list[
     def collect(rows: tuple[TheoryRow, ...]) -> None:
         drawn.extend(rows)
 
-    # hypothesis writes the constants of loaded modules to its folder, which is the working directory by default.
-    with TemporaryFolder("hypothesis") as folder:
-        set_hypothesis_home_dir(str(folder))
-        try:
-            collect()
-        finally:
-            set_hypothesis_home_dir(None)
+    with _without_constants_of_modules():
+        collect()
     return drawn
+
+
+@contextmanager
+def _without_constants_of_modules() -> Iterator[None]:
+    """Keeps hypothesis from parsing the source of each loaded module, for a second, and writing its constants to files.
+
+    None of them lies beyond `_OFFSET`, so the rows are the same. Older versions of hypothesis have no such function.
+    """
+    name = "_get_local_constants"
+    original = getattr(providers, name, None)
+    if original is not None:
+        setattr(providers, name, lambda: providers._local_constants)
+    try:
+        yield
+    finally:
+        if original is not None:
+            setattr(providers, name, original)

@@ -44,16 +44,28 @@ sine = _pointwise("sine", lambda x: (math.pi / 2 - _real(x)).cos())
 cosine = _pointwise("cosine", lambda x: (math.pi / 2 - _real(x)).sin())
 square = _pointwise("square", lambda x: x * x)
 reciprocal = _pointwise("reciprocal", lambda x: 1 / _real(x))
+square_root = _pointwise("square_root", lambda x: _real(x) ** 0.5)
 reciprocal_root = _pointwise("reciprocal_root", lambda x: 1 / _real(x) ** 0.5)
 #: x, or the bound that x exceeds.
 clamp = _pointwise("clamp", lambda x, low, high: x + (low - x) * (x < low) + (high - x) * (x > high))
 #: Hendrycks and Gimpel 2016 (aclnnFastGelu); Elfwing et al. 2018 (aclnnSilu, which is Swish with a scale of 1).
 fast_gelu = _pointwise("fast_gelu", lambda x: x / (1 + (-1.702 * x).exp()))
+#: Hendrycks and Gimpel 2016: x times the share of a normal distribution below x; sigmoid(2 z) is (1 + tanh z) / 2.
+gelu = _pointwise("gelu", lambda x, *, approximate: x * (1 + (_real(x) / 2**0.5).erf()) / 2)
+gelu_by_tanh = _pointwise(
+    "gelu_by_tanh",
+    lambda x, *, approximate: x / (1 + (-2 * (2 / math.pi) ** 0.5 * (_real(x) + 0.044715 * _real(x) ** 3)).exp()),
+)
+sigmoid = _pointwise("sigmoid", lambda x: 1 / (1 + (-_real(x)).exp()))
+hyperbolic_tangent = _pointwise("hyperbolic_tangent", lambda x: 2 / (1 + (-2 * _real(x)).exp()) - 1)
+larger = _pointwise("larger", lambda x, y: x + (y - x) * (y > x))
+smaller = _pointwise("smaller", lambda x, y: x + (y - x) * (y < x))
 silu = _pointwise("silu", lambda x: x / (1 + (-x).exp()))
 equal = _pointwise("equal", lambda x, y: ~((x < y) | (x > y)))
 not_equal = _pointwise("not_equal", lambda x, y: (x < y) | (x > y))
 less = _pointwise("less", lambda x, y: ~((x > y) | (x == y)))
 greater = _pointwise("greater", lambda x, y: ~((x < y) | (x == y)))
+less_equal = _pointwise("less_equal", lambda x, y: ~(x > y))
 greater_equal = _pointwise("greater_equal", lambda x, y: ~(x < y))
 logical_and = _pointwise("logical_and", lambda x, y: (x != 0) & (y != 0))
 logical_or = _pointwise("logical_or", lambda x, y: (x != 0) | (y != 0))

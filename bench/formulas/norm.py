@@ -154,7 +154,7 @@ def _sum(
 def cumulative_sum(x: Tensor, dim: int, *, dtype: torch.dtype) -> Tensor:
     """Returns x[0] + ... + x[i]: after step s each number is the sum of the last 2^s (Hillis and Steele 1986)."""
     assert dim == -1
-    total = to_float64(x.clone())
+    total = to_float64(x.to(torch.int64) if x.dtype is torch.bool else x.clone())
     step = 1
     while step < total.shape[-1]:
         total[:, step:] = total[:, step:] + total[:, :-step]

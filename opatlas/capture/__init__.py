@@ -9,10 +9,15 @@ capture_reader.py       reads kernel_details and op_summary files, and databases
 ascend_database.py      databases of Ascend's profilers as the table that kernel_details would hold
 launches.py             groups the launches of one file by their cells, and counts those left out
 single_launches.py      reads the launches of a file one by one
+timeline.py             launches in the order of their start: busy and idle time, steps, streams
 cases.py                groups the launches of several files, and of several ingests, by signature; their samples
 apply.py                writes the statistics into the CSVs
 profile_samples.py      samples of rows from msprof's profiles
 attention_recorder.py   records the sequence lengths of attention calls in a serving process
 attention.py            reads these records, and fills the Runtime columns of attention rows
-traces.py               turns a Chrome trace into a table
+traces.py               reads Chrome traces, and turns one into a table
+torch_trace.py          reads a trace of torch.profiler: device events, their launches, the operators around these
+cuda_graphs.py          pairs the kernels of CUDA graphs with the launches that were captured
+torch_launches.py       the row of each device event of a trace, or why it has none
+torch_operators.py      the rows of torch's operators
 """

@@ -1,5 +1,5 @@
 """The kinds of captures, and how their files are found: kernel_details*.csv of torch_npu.profiler, op_summary*.csv of
-msprof, databases of both.
+msprof, databases of both, traces of torch.profiler.
 
 Files are identified by their bytes, so that a capture counts once under any name. msprof writes folders
 PROF_{number}_{time}_{hash}/mindstudio_profiler_output/op_summary_*.csv.
@@ -19,6 +19,8 @@ from pathlib import Path
 
 from opatlas.capture.capture_reader import read_capture
 from opatlas.capture.launches import CaptureReader
+from opatlas.capture.single_launches import Launches, read_launches
+from opatlas.capture.torch_launches import read_torch_trace, torch_launches
 from opatlas.data.header import expect_columns, read_header
 from opatlas.data.ingests import IngestManifest
 from opatlas.errors import OpAtlasError, TableError
@@ -29,6 +31,7 @@ _NO_CSV = "named like captures, but not CSV files: unpack them, or save them as 
 #: `op_summary_20240102030405.csv`, `op_summary_slice_0_20240102030405.csv`, or a renamed file.
 _SUMMARY = re.compile(r"(?P<what>.*op_summary.*?)(?:_(?P<exported>\d{14,}))?\.csv", re.IGNORECASE)
 _ALIKE = re.compile(r".*(kernel_details|op_summary).*", re.IGNORECASE)
+_JSON = re.compile(r".*\.json(\.gz)?", re.IGNORECASE)
 #: A profile may have both: that of msprof lacks the steps.
 _OF_FRAMEWORK = re.compile(r"ascend_(pytorch|mindspore)_profiler.*\.db", re.IGNORECASE)
 _OF_TORCH_NPU = ("ASCEND_PROFILER_OUTPUT", "FRAMEWORK")
@@ -58,18 +61,21 @@ class CaptureKind:
     Attributes:
         names: a pattern of the names of its files, in any case.
         read: reads a file.
+        launches: reads the launches of a file one by one.
         last: returns those files that count, where later ones replace earlier ones; sorted.
     """
 
     name: str
     names: re.Pattern[str]
     read: CaptureReader = read_capture
+    launches: Callable[[Path], Launches] = read_launches
     last: Callable[[Iterable[Path]], list[Path]] = sorted
 
 
 def kind_of_capture(file: Path) -> CaptureKind:
-    """Returns the kind of a capture by its name; the first kind for a name of none."""
-    return next((kind for kind in KINDS if kind.names.fullmatch(file.name)), KINDS[0])
+    """Returns the kind of a capture by its name; for a name of none a trace if it is JSON, else the first kind."""
+    named = (kind for kind in KINDS if kind.names.fullmatch(file.name))
+    return next(named, TRACE if _JSON.fullmatch(file.name) else KINDS[0])
 
 
 def find_captures(path: Path) -> FoundCaptures:
@@ -300,5 +306,9 @@ SUMMARY = CaptureKind("op_summary", _SUMMARY, last=_last_exports)
 DATABASE = CaptureKind(
     "database", re.compile(rf"({_OF_FRAMEWORK.pattern}|msprof_\d+\.db)", re.IGNORECASE), last=_last_databases
 )
+#: SGLang also merges the traces of all ranks into one, and torch_npu.profiler has a trace without shapes.
+TRACE = CaptureKind(
+    "trace", re.compile(r"(?!merged-).*\.trace\.json(\.gz)?", re.IGNORECASE), read_torch_trace, launches=torch_launches
+)
 #: The kinds of captures; of a folder the first one counts, and databases of profiles without a CSV.
-KINDS = (DETAILS, SUMMARY, DATABASE)
+KINDS = (DETAILS, SUMMARY, DATABASE, TRACE)

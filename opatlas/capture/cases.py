@@ -16,7 +16,7 @@ from __future__ import annotations
 import gzip
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -25,14 +25,15 @@ import numpy as np
 from msgspec import Meta
 
 from opatlas.capture.capture_discovery import kind_of_capture
-from opatlas.capture.launches import CasePart, LaunchCounts
+from opatlas.capture.launches import CaptureReader, CasePart, LaunchCounts
+from opatlas.capture.torch_launches import read_torch_trace
 from opatlas.data.csv_files import write_atomically
 from opatlas.data.ingests import Ingest, IngestManifest
 from opatlas.data.log import read_lines
 from opatlas.errors import TableError
 from opatlas.files import size_mb
 from opatlas.progress import progress
-from opatlas.row.columns import is_file_name
+from opatlas.row.columns import PROFILING_KERNEL_NAMES, PROFILING_SOURCE, is_file_name
 from opatlas.row.quality import LONGEST_US, Summary, summarize
 from opatlas.row.signature import signature
 from opatlas.typed_json import DecodeError, decode
@@ -61,7 +62,8 @@ class SampleLine:
     """A line of the file of samples.
 
     Attributes:
-        cells: base columns of the first launch and the Runtime columns that its shapes tell, without empty ones.
+        cells: base columns of the first launch, the Runtime columns that its shapes tell, and what a trace says of its
+            kernels, without empty ones.
         durations_us: durations of all launches, in the order read; empty if the line holds replaced cells.
         counters: for each counter the sum over the launches that have the counter, and their number.
         sources: the captures of an attention row, as Runtime source_profile names them.
@@ -165,6 +167,10 @@ class Cases:
     def __getitem__(self, text: str) -> Case:
         """Returns the case of a signature. Raises KeyError."""
         parts = self._parts[text]
+        cells = dict(parts[0].cells)
+        for column in (PROFILING_KERNEL_NAMES, PROFILING_SOURCE):
+            if told := dict.fromkeys(part.cells[column] for part in parts if column in part.cells):
+                cells[column] = " | ".join(told)
         sums: dict[str, tuple[float, int]] = {}
         for part in parts:
             names, totals, counts = part.counters
@@ -174,7 +180,7 @@ class Cases:
         return Case(
             kernel_type=self._kernel_type,
             signature=text,
-            cells=parts[0].cells,
+            cells=cells,
             durations_us=tuple(np.concatenate([part.durations_us for part in parts]).tolist()),
             counter_sums=sums,
             sources=tuple(dict.fromkeys(name for part in parts for name in part.sources)),
@@ -213,12 +219,16 @@ class Aggregate:
         problems: rows that were left out because they are invalid.
     """
 
-    def __init__(self, root: Path | None = None) -> None:
-        """`root`: the path that the user gave; sources are named from its last folder on."""
+    def __init__(self, root: Path | None = None, shapes_from: Path | None = None) -> None:
+        """
+        Args:
+            root: the path that the user gave; sources are named from its last folder on.
+            shapes_from: the trace that has the shapes of CUDA graphs; None: those beside each trace.
+        """
         self.files: dict[Path, LaunchCounts] = {}
         self.account = LaunchCounts()
         self.problems: list[str] = []
-        self._root = root
+        self._root, self._shapes_from = root, shapes_from
         self._cases: dict[str, dict[str, list[CasePart]]] = {}
 
     def add_files(self, captures: Sequence[Path]) -> list[str]:
@@ -238,7 +248,10 @@ class Aggregate:
         Raises:
             TableError: the file cannot be read; nothing of it was added.
         """
-        launches = kind_of_capture(path).read(path, self._root or path, on_block)
+        read: CaptureReader = kind_of_capture(path).read
+        if read is read_torch_trace:
+            read = partial(read_torch_trace, shapes_from=self._shapes_from)
+        launches = read(path, self._root or path, on_block)
         self.files[path] = launches.counts
         add_counts(self.account, launches.counts)
         self.problems += launches.problems

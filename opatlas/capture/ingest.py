@@ -41,6 +41,7 @@ from opatlas.data.ingests import (
 from opatlas.data.op_mapping import WrittenMapping, write_default_mapping
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.row.columns import ATTENTION_TYPES, INPUT_SHAPES, OUTPUT_SHAPES, PROFILING_AVERAGE
+from opatlas.row.versions import kind_of
 from opatlas.text import pluralize, printable
 
 
@@ -54,6 +55,7 @@ class IngestRequest:
         mixed: whether earlier captures may be of another device or of other versions.
         device, versions: device and software of the captures; None if unknown.
         options: options of the command line, for the manifest.
+        shapes_from: the trace that has the shapes of CUDA graphs; None: those beside each trace.
     """
 
     root: Path
@@ -62,6 +64,7 @@ class IngestRequest:
     device: str | None = None
     versions: CaptureVersions = field(default_factory=CaptureVersions)
     options: Mapping[str, Any] = field(default_factory=dict)
+    shapes_from: Path | None = None
 
 
 @dataclass
@@ -120,7 +123,7 @@ def ingest_captures(database: Database, captures: Sequence[Path], request: Inges
                 f"{manifest.run_id} has these captures without {facts}: ingest them into another --database-path"
             )
     files = [file for file in files if file.sha256 not in known]
-    aggregate = Aggregate(request.root)
+    aggregate = Aggregate(request.root, request.shapes_from)
     done.problems += aggregate.add_files([file.path for file in files])
     done.problems += aggregate.problems
     done.account, done.files = aggregate.account, list(aggregate.files)
@@ -140,8 +143,8 @@ def ingest_captures(database: Database, captures: Sequence[Path], request: Inges
             done.problems += done.outcome.problems
     if done.manifest is not None or done.already:
         with database.lock():
-            # Only NPUs have captures.
-            done.mapping = write_default_mapping(database.path, is_npu=True)
+            is_npu = request.device is None or kind_of(request.device).is_native
+            done.mapping = write_default_mapping(database.path, is_npu=is_npu)
     return done
 
 

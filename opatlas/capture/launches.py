@@ -33,6 +33,8 @@ _UNREADABLE = "\N{REPLACEMENT CHARACTER}"
 #: Cores on which collectives run, in older captures under names such as `allReduce`.
 _COLLECTIVE_CORES = frozenset({"HCCL", "COMMUNICATION"})
 SOURCE_PROFILE = col.RUNTIME_PREFIX + "source_profile"
+#: Cells of a row whose launches come from a trace of torch.profiler.
+_OF_A_TRACE = (col.PROFILING_KERNEL_NAMES, col.PROFILING_SOURCE)
 COMPLETENESS = col.RUNTIME_PREFIX + "metadata_completeness"
 #: The input slots of attention, of 31, whose shapes describe the batch.
 SHAPE_SLOTS = {
@@ -66,6 +68,26 @@ class SkipReason(Enum):
     GRAPH = "kernels of a CUDA graph without a capture that fits"
 
 
+@dataclass(frozen=True)
+class DeviceTime:
+    """The device events of a device in a trace, from the start of the first to the end of the last.
+
+    Attributes:
+        rank: of the process; None if it is alone.
+        span_us: all of the time.
+        busy_us: that in which at least one event ran.
+        idle_us: that in which none ran.
+    """
+
+    file: str
+    device: int
+    rank: int | None
+    events: int
+    span_us: float
+    busy_us: float
+    idle_us: float
+
+
 _SHAPELESS = (SkipReason.NO_INPUT_SHAPES, SkipReason.NO_KERNEL_TYPE)
 
 
@@ -79,12 +101,16 @@ class LaunchCounts:
         unknown_dtypes: the number of ingested launches with a dtype that OpAtlas does not know.
         without_duration: the place of the first duration of each file that is empty, N/A or zero, and of the first
             that is too long.
+        devices: the busy time of each device of a trace.
+        differing_ns: device time of ingested launches, by what their rows do not say of the call.
     """
 
     launches: Counter[tuple[SkipReason | None, str]] = field(default_factory=Counter)
     time_ns: Counter[tuple[SkipReason | None, str]] = field(default_factory=Counter)
     unknown_dtypes: Counter[str] = field(default_factory=Counter)
     without_duration: list[tuple[SkipReason, str]] = field(default_factory=list)
+    devices: list[DeviceTime] = field(default_factory=list)
+    differing_ns: Counter[str] = field(default_factory=Counter)
 
     def add(self, reason: SkipReason | None, kernel_type: str, count: int, time_us: float = 0.0) -> None:
         """Counts launches of a kernel type."""
@@ -114,6 +140,18 @@ class LaunchCounts:
     def ingested_us(self) -> float:
         """The device time of the other launches."""
         return sum(ns for (reason, _), ns in self.time_ns.items() if reason is None) / 1e3
+
+    @property
+    def time_left_out(self) -> list[tuple[SkipReason, TimeShare]]:
+        """The launches that are left out by reason and kernel type, with their share of all device time."""
+        total_ns = self.time_ns.total()
+        found = [
+            (reason, TimeShare(name, count, ns / 1e3, ns / total_ns if total_ns else None))
+            for (reason, name), count in self.launches.items()
+            if reason is not None and count
+            for ns in (self.time_ns[reason, name],)
+        ]
+        return sorted(found, key=lambda each: -each[1].time_us)
 
     @property
     def without_shapes(self) -> list[TimeShare]:
@@ -236,7 +274,7 @@ class CapturedLaunches:
 
         Args:
             kernel_type: the profiler's type.
-            cells: the base columns without OP State; a missing one is empty.
+            cells: the base columns without OP State, and Runtime columns that the reader knows; a missing one is empty.
             line: the line of the first of them, for a problem.
             state: the OP State of the first of them. The same kernel is `static` or `dynamic` depending on its
                 compilation, and the contract groups both.
@@ -305,15 +343,16 @@ class CapturedLaunches:
             yield kind.kernel_type, kind.signature, CasePart(kind.cells, of_kind, counters, sources)
 
     def report(self, line: int, problem: str, remedy: str, column: str = "", value: str = "") -> None:
-        """Adds a problem of a row, of which the first ones are told."""
+        """Adds a problem of a row, of which the first ones are told; line 0 is the file."""
         if len(self._problems) < _PROBLEMS_NAMED:
-            error = TableError(self._path, problem, remedy, line=line, column=column, value=value)
+            error = TableError(self._path, problem, remedy, line=line or None, column=column, value=value)
             self._problems.append((line, str(error)))
         else:
             self._more_problems += 1
 
     def _new_kind(self, kernel_type: str, given: Mapping[str, str], line: int) -> _Kind:
         cells = {column: strip_quotes(given.get(column, "")) for column in col.BASE}
+        cells |= {column: given[column] for column in _OF_A_TRACE if column in given}
         kernel_type = normalized_kernel_type(kernel_type)
         reason = _reason_to_leave_out(kernel_type, cells)
         if reason is SkipReason.MALFORMED:
@@ -330,8 +369,10 @@ class CapturedLaunches:
                 self.report(line, error.problem, _LEFT_OUT, error.column, error.value)
         if reason is not None:
             return _Kind(kernel_type, "", {}, reason)
-        name, unknown = signature(kernel_type, cells), unknown_dtypes(cells)
-        return _Kind(kernel_type, name, {**cells, **_shape_cells(kernel_type, cells)}, None, unknown)
+        # What a reader knows of the lengths of a call, beside what follows from its shapes.
+        runtime = {column: cell for column, cell in given.items() if column in col.RUNTIME}
+        cells |= {**_shape_cells(kernel_type, cells), **runtime}
+        return _Kind(kernel_type, signature(kernel_type, cells), cells, None, unknown_dtypes(cells))
 
     def _leave_out_duration(self, kernel_type: str, us: float, line: int, text: str) -> None:
         """Counts a launch with an invalid duration; reports a text, and the first empty, zero or too long duration."""

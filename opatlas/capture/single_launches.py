@@ -64,6 +64,11 @@ class Launch:
         """The dimensions of the inputs, without the profiler's quotes."""
         return strip_quotes(self.cells[INPUT_SHAPES])
 
+    @property
+    def queued_us(self) -> float | None:
+        """The time from the host's call to the start."""
+        return None if self.launched_ns is None else (self.start_ns - self.launched_ns) / 1e3
+
 
 @dataclass(frozen=True)
 class Launches:
@@ -119,7 +124,7 @@ def _launch(
     wait_us, launched = parse_real(cells.get(WAIT, "")), cells.get(LAUNCHED, "")
     return Launch(
         device=cells.get(DEVICE, "").strip(),
-        start_ns=_nanoseconds(cells[START]),
+        start_ns=nanoseconds(cells[START]),
         duration_us=duration_us,
         kernel_type=cells[TYPE].strip(),
         cells={column: strip_quotes(cells[column]) for column in BASE if column in cells},
@@ -128,11 +133,11 @@ def _launch(
         step=_word(cells.get(STEP, "")),
         stream=_word(cells.get(STREAM, "")),
         wait_us=wait_us if wait_us is not None and math.isfinite(wait_us) else None,
-        launched_ns=_nanoseconds(launched) if launched else None,
+        launched_ns=nanoseconds(launched) if launched else None,
     )
 
 
-def _nanoseconds(cell: str) -> int:
+def nanoseconds(cell: str) -> int:
     """Parses `1791629758426053.770\\t` (microseconds), which has more digits than a float. Raises ValueError."""
     whole, _, fraction = cell.strip().partition(".")
     return int(whole) * 1000 + int((fraction + "000")[:3])

@@ -1,57 +1,322 @@
-"""Operators of torch, as a trace of torch.profiler names them, and the rows that they become."""
+"""The table from operators of torch, as a trace of torch.profiler names them, to the kernel types whose rows they are.
+
+Operators of aten, of vLLM (`_C`, `_moe_C`, ...), of SGLang (`sgl_kernel`) and of torch.compile. Their arguments are in
+the order of their schemas; an operator in place (`aten::mul_`) is the one without the underscore.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
 
-from opatlas.capture.launches import SkipReason
+from opatlas.capture import operator_rows as rows
+from opatlas.capture.launches import COMPLETENESS, SkipReason
+from opatlas.capture.operator_rows import (
+    GAPS,
+    CapturedRow,
+    LeftOut,
+    NoRow,
+    Operator,
+    OperatorCall,
+    RowMaker,
+    Tensor,
+    layout,
+    numbers,
+    pointwise,
+)
+from opatlas.row import columns as col
+
+__all__ = ["CapturedRow", "LeftOut", "Operator", "is_known", "row_of", "wins_over_inner"]
+
+#: The mask that stands for a causal mask of any lengths, and the number of slots of FusedInferAttentionScore.
+_CAUSAL_MASK, _ATTENTION_SLOTS = (2048, 2048), 31
 
 
-@dataclass(frozen=True, slots=True)
-class Operator:
-    """A call of an operator.
+def _product(call: OperatorCall) -> CapturedRow:
+    """`mm`: A (M, K), B (K, N); `addmm`: a bias, A, B, factors. A weight that is stored as (N, K) is written so."""
+    biases = [call.tensor(0)] if call.name == "aten::addmm" else []
+    a, b = call.tensor(len(biases)), call.tensor(len(biases) + 1)
+    call.expect(all(each.shape == b.shape[1:] for each in biases), "a bias that is no row")
+    call.expect(not biases or all(call.value(at) in (None, 1) for at in (3, 4)), "factors of the sum")
+    call.expect(not a.strides or a.strides[1] == 1 or a.shape[1] == 1, "a transposed first factor")
+    weight = _weight(call, a, b, by_columns=True)
+    return call.row("MatMulV2", [a, weight, *biases], [a.like(a.shape[0], b.shape[1])])
 
-    Attributes:
-        name: the operator with its namespace, `aten::mm`.
-        dims: for each argument the dimensions of a tensor; those of each tensor for a list; () for anything else.
-        types: for each argument the type as torch writes it, `c10::BFloat16`, `Scalar`, `TensorList`; "" for None.
-        strides: for each argument as `dims`, in elements; empty if the trace has none.
-        values: for each argument the text of a number or a list of numbers; "" for tensors.
+
+def _weight(call: OperatorCall, a: Tensor, b: Tensor, *, by_columns: bool) -> Tensor:
+    """Returns B (..., K, N) as it is stored: (..., N, K) if its columns are contiguous.
+
+    Args:
+        by_columns: how a replay reads a square matrix.
+    """
+    call.tell(GAPS, not (a.contiguous and b.dense))
+    *batch, k, n = b.shape
+    stored = bool(b.strides) and b.strides[-2] == 1 and (b.strides[-1] != 1 or n == 1)
+    call.tell("a square matrix in the other order", k == n and stored != by_columns)
+    return b.like(*batch, n, k) if stored else b
+
+
+def _batch_product(call: OperatorCall) -> CapturedRow:
+    """`bmm`: A (B, M, K), B (B, K, N); `baddbmm`: an input, A, B, factors, the first 0."""
+    added = call.name == "aten::baddbmm"
+    call.expect(not added or call.value(3) == 0, "a sum with a product")
+    a, b = call.tensor(added), call.tensor(1 + added)
+    weight = _weight(call, a, b, by_columns=False)
+    return call.row("BatchMatMulV2", [a, weight], [a.like(*a.shape[:-1], b.shape[-1])])
+
+
+def _scaled_product(first: int, dtype: int) -> RowMaker:
+    """Returns the maker of rows of a quantized product: A (M, K), B (K, N), a scale of each, from argument `first` on.
+
+    `dtype` is the argument with the output's dtype, or the output.
     """
 
-    name: str
-    dims: tuple[Any, ...] = ()
-    types: tuple[str, ...] = ()
-    strides: tuple[Any, ...] = ()
-    values: tuple[str, ...] = ()
+    def make(call: OperatorCall) -> CapturedRow:
+        a, b, of_a, of_b = (call.tensor(first + at) for at in range(4))
+        (m, k), n = a.shape, b.shape[1]
+        blocks = (-(-k // 128), -(-n // 128))
+        in_blocks = math.prod(of_b.shape) not in (1, n)
+        fits = not in_blocks or (of_a.shape, of_b.shape) in [((m, blocks[0]), blocks), ((m, blocks[0]), blocks[::-1])]
+        call.expect(fits, "scales of other blocks than 128")
+        call.tell("one scale for the weight", math.prod(of_b.shape) == 1 < n)
+        scales = [of_b.like(*blocks[::-1]), of_a] if in_blocks else [of_b.like(n), of_a.like(m)]
+        weight = _weight(call, a, b, by_columns=False) if in_blocks else b
+        result = call.tensor(dtype).dtype if call.has(dtype) else call.dtype(dtype, Tensor((), "BF16"))
+        return call.row("QuantBatchMatmulV3", [a, weight, *scales], [a.like(m, n, dtype=result)])
+
+    return make
 
 
-@dataclass(frozen=True, slots=True)
-class CapturedRow:
-    """A row of a kernel type; `cells` has its base columns."""
+def _grouped_product(call: OperatorCall) -> CapturedRow:
+    """`_grouped_mm`: A (M, K), B (E, K, N), the end of each group. How many rows a group has is not told."""
+    a, b, ends = (call.tensor(at) for at in range(3))
+    call.expect(len(a.shape) == 2 and len(b.shape) == 3, "groups of columns")
+    call.tell("groups of equal size")
+    slots = [a, _weight(call, a, b, by_columns=False), *[None] * 5, numbers(ends.shape[0]), None]
+    return call.row("GroupedMatmul", slots, [a.like(a.shape[0], b.shape[2])])
 
-    kernel_type: str
-    cells: Mapping[str, str]
+
+def _gathered(kernel_type: str, index: int) -> RowMaker:
+    """Returns the maker of rows of a table whose lines (axis 0) are gathered; argument `index` has their numbers."""
+
+    def make(call: OperatorCall) -> CapturedRow:
+        table, lines = call.tensor(0), math.prod(call.tensor(index).shape)
+        call.expect(index == 1 or call.value(1) == 0, "another axis than the first")
+        listed = numbers(lines, call.tensor(index).dtype)
+        return call.row(kernel_type, [table, listed, numbers(1)], [table.like(lines, *table.shape[1:])])
+
+    return make
 
 
-@dataclass(frozen=True, slots=True)
-class LeftOut:
-    """Why a call has no row; `detail` says what of it, in a few words."""
+def _put(call: OperatorCall) -> CapturedRow:
+    """`index_put_`: x, index tensors, values. The index has no shapes: in a list x it is that of the values."""
+    call.expect(
+        len(call.tensor(0).shape) == len(call.tensor(2).shape) == 1, "index tensors, whose shapes a trace lacks"
+    )
+    return layout("IndexPutV2", "0; 2; [1]; [1]; 2:INT64 -> 0")(call)
 
-    reason: SkipReason
-    detail: str = ""
+
+def _count_up(call: OperatorCall) -> CapturedRow:
+    """`arange`: start, end, step, output."""
+    (start, end, step), of = (call.value(at) for at in range(3)), call.tensor(3)
+    return call.row("Range", [of.like()] * 3, [of.like(math.ceil((end - start) / step))])
+
+
+def _rope(call: OperatorCall) -> CapturedRow:
+    """`rotary_embedding`: positions, queries and keys in place, the size of a head, a table of cos and sin."""
+    tokens, size = math.prod(call.tensor(0).shape), call.value(3)
+    turned = [each.like(tokens, math.prod(each.shape) // (tokens * size), size) for each in map(call.tensor, (1, 2))]
+    return call.row("_triton_rope", [*turned, call.tensor(4)], turned)
+
+
+def _attention(causal: int, bias: int | None = None) -> RowMaker:
+    """Returns the maker of rows of attention: queries, keys and values (B, N, S, D); `causal` and `bias` are arguments.
+
+    All sequences have one length, so the row has their lengths: the sequences one after the other.
+    """
+
+    def make(call: OperatorCall) -> CapturedRow:
+        q, k, v = tensors = [call.tensor(at) for at in range(3)]
+        call.expect(bias is None or not call.has(bias), "attention with a mask of its own")
+        batch, _, queries, _ = q.shape
+        keys, masked = k.shape[2], call.value(causal) is True and queries > 1
+        call.expect(not masked or queries == keys, "a causal mask for more keys than queries")
+        packed = [each.like(each.shape[0] * each.shape[2], each.shape[1], each.shape[3]) for each in tensors]
+        ends = {"actual_seq_lengths_values": queries, "actual_seq_lengths_kv_values": keys}
+        more = {name: ",".join(str(length * (i + 1)) for i in range(batch)) for name, length in ends.items()}
+        more |= {"avg_seq_len": str(keys), "metadata_completeness": "complete"}
+        return _attention_row(call, packed, batch, v.shape[3], masked, more | {"num_key_value_heads": str(k.shape[1])})
+
+    return make
+
+
+def _attention_row(
+    call: OperatorCall,
+    qkv: Sequence[Tensor],
+    batch: int,
+    width: int,
+    masked: bool,
+    more: Mapping[str, str],
+    table: Tensor | None = None,
+) -> CapturedRow:
+    """Returns a row of FusedInferAttentionScore: queries, keys and values, in pages if there is a table of them."""
+    mask = Tensor(_CAUSAL_MASK, "INT8") if masked else None
+    slots = [*qkv, None, mask, numbers(batch), numbers(batch), *[None] * 7, table]
+    runtime = {"actual_seq_lengths_shape": str(batch), "actual_seq_lengths_kv_shape": str(batch), "input_layout": "TND"}
+    runtime |= {"sparse_mode": "3" if masked else "0", "num_heads": str(qkv[0].shape[1]), **more}
+    cells = {col.RUNTIME_PREFIX + name: cell for name, cell in runtime.items()}
+    result = qkv[0].like(*qkv[0].shape[:2], width)
+    return call.row("FusedInferAttentionScore", slots + [None] * (_ATTENTION_SLOTS - len(slots)), [result], cells)
+
+
+def _paged_attention(call: OperatorCall) -> CapturedRow:
+    """Attention to keys in pages: queries (T, N, D), caches (blocks, block size, N, D), sums of lengths, a block table.
+
+    The places of arguments change between versions, so they are found by axes and dtypes. The lengths are on the
+    device: the row has the shapes alone, until records of calls fill them.
+    """
+    q, k, v, *others = call.tensors()
+    table = next((each for each in others if len(each.shape) == 2 and each.dtype == "INT32"), None)
+    if table is None or len(k.shape) != 4 or len(q.shape) != 3:
+        raise NoRow("attention without keys in pages")
+    # A cache has pages for all steps of an engine; of those a row keeps as many as the table can name.
+    (blocks, size, heads, width), pages = k.shape, table.shape
+    caches = [each.like(min(blocks, math.prod(pages)), size, heads * width) for each in (k, v)]
+    more = {"block_size": str(size), "num_key_value_heads": str(heads), "block_table_shape": ",".join(map(str, pages))}
+    more[COMPLETENESS.removeprefix(col.RUNTIME_PREFIX)] = "shapes-only"
+    return _attention_row(call, [q, *caches], pages[0], q.shape[2], True, more, table)
+
+
+_NORM = layout("RmsNorm", "1; 2 -> 0; 1.rows")
+_ADD_NORM = layout("AddRmsNorm", "0; 1; 2 -> 0; 0.rows; 0")
+_SWIGLU = layout("SwiGlu", "1 -> 0")
+_TOKEN_QUANT = layout("DynamicQuant", "1 -> 0; 2.flat")
+_BLOCK_QUANT = layout("DynamicBlockQuant", "0 -> 1; 2")
+_COMPARED = {"eq": "Equal", "ne": "NotEqual", "gt": "Greater", "ge": "GreaterEqual", "lt": "Less", "le": "LessEqual"}
+_COMPARED |= {"logical_and": "LogicalAnd", "logical_or": "LogicalOr"}
+#: Functions of one tensor whose kernel types have their names.
+_UNARY = ("abs", "cos", "exp", "log", "neg", "reciprocal", "relu", "rsqrt", "sigmoid", "sin", "sqrt", "tanh")
+
+_TABLE: Mapping[str, RowMaker] = {
+    # Products.
+    "aten::mm": _product,
+    "aten::addmm": _product,
+    "aten::bmm": _batch_product,
+    "aten::baddbmm": _batch_product,
+    "aten::_grouped_mm": _grouped_product,
+    "aten::_scaled_mm": _scaled_product(0, dtype=6),
+    "_C::cutlass_scaled_mm": _scaled_product(1, dtype=0),
+    "sgl_kernel::fp8_scaled_mm": _scaled_product(0, dtype=4),
+    "sgl_kernel::int8_scaled_mm": _scaled_product(0, dtype=4),
+    # Attention.
+    "aten::_scaled_dot_product_flash_attention": _attention(causal=4),
+    "aten::_scaled_dot_product_efficient_attention": _attention(causal=6, bias=3),
+    "aten::_scaled_dot_product_cudnn_attention": _attention(causal=6, bias=3),
+    "_vllm_fa2_C::varlen_fwd": _paged_attention,
+    "_vllm_fa3_C::fwd": _paged_attention,
+    "sgl_kernel::fwd": _paged_attention,
+    # Norms and activations.
+    "aten::_fused_rms_norm": layout("RmsNorm", "0; 2 -> 0; 0.rows", ones=True),
+    "aten::native_layer_norm": layout("LayerNormV4", "0; [1]:INT32; 2; 3 -> 0; 0.rows; 0.rows", ones=True),
+    "_C::rms_norm": _NORM,
+    "sgl_kernel::rmsnorm": _NORM,
+    "sgl_kernel::gemma_rmsnorm": _NORM,
+    "_C::fused_add_rms_norm": _ADD_NORM,
+    "sgl_kernel::fused_add_rmsnorm": _ADD_NORM,
+    "sgl_kernel::gemma_fused_add_rmsnorm": _ADD_NORM,
+    "_C::silu_and_mul": _SWIGLU,
+    "sgl_kernel::silu_and_mul": _SWIGLU,
+    # Elementwise.
+    **{f"aten::{name}": pointwise(name.capitalize(), 1) for name in _UNARY},
+    **{f"aten::{name}": pointwise(kernel_type, result="BOOL") for name, kernel_type in _COMPARED.items()},
+    "aten::silu": pointwise("Swish", 1),
+    "aten::logical_not": pointwise("LogicalNot", 1, result="BOOL"),
+    "aten::bitwise_not": pointwise("LogicalNot", 1),
+    "aten::add": pointwise("Add", scale=2),
+    "aten::sub": pointwise("Sub", scale=2),
+    "aten::rsub": pointwise("Sub", scale=2),
+    "aten::mul": pointwise("Mul", by_number="Muls"),
+    "aten::div": pointwise("RealDiv"),
+    "aten::pow": rows.power,
+    "aten::floor_divide": pointwise("FloorDiv"),
+    "aten::remainder": pointwise("FloorMod"),
+    "aten::maximum": pointwise("Maximum"),
+    "aten::minimum": pointwise("Minimum"),
+    "aten::gelu": rows.gelu,
+    "aten::where": pointwise("SelectV2", 3),
+    "aten::clamp": layout("ClipByValueV2", "0; =0; =0 -> 0", ones=True),
+    "aten::masked_fill": layout("MaskedFill", "0; 1; =0 -> 0", ones=True),
+    # Movement.
+    "aten::copy_": rows.copy,
+    "aten::cat": rows.concatenation,
+    "aten::fill_": layout("Fill", "0.rank; =0 -> 0"),
+    "aten::zero_": layout("Fill", "0.rank; =0 -> 0"),
+    "aten::arange": _count_up,
+    "aten::tril": layout("Tril", "0 -> 0", ones=True),
+    "aten::triu": layout("Triu", "0 -> 0", ones=True),
+    # Along rows.
+    "aten::_softmax": layout("SoftmaxV2", "0 -> 0", ones=True, last=1),
+    "aten::_log_softmax": layout("LogSoftmaxV2", "0 -> 0", ones=True, last=1),
+    "aten::topk": layout("TopKV2", "0; =:INT32 -> 0.last1; 0.last1:INT32", ones=True, last=2),
+    "aten::sort": layout("Sort", "0 -> 0; 0:INT32", ones=True, last=1),
+    "aten::argmax": layout("ArgMaxV2", "0; = -> 0.tokens:INT32", ones=True, last=1),
+    "aten::max": layout("ArgMaxWithValue", "0 -> 0.tokens:INT32; 0.tokens@0", ones=True, last=1),
+    "aten::cumsum": rows.cumulative,
+    "aten::mean": rows.reduction("ReduceMean"),
+    "aten::sum": rows.reduction("ReduceSum"),
+    "_moe_C::moe_sum": layout("ReduceSum", "0; [1] -> 1"),
+    # Elements that are chosen.
+    "aten::embedding": _gathered("GatherV2", 1),
+    "aten::index_select": _gathered("GatherV3", 2),
+    "aten::gather": layout("GatherElementsV2", "0; 2 -> 2@0"),
+    "aten::scatter_": layout("ScatterElementsV2", "0; 2; =0 -> 0"),
+    "aten::_index_put_impl_": _put,
+    # Rotation and caches.
+    "_C::rotary_embedding": _rope,
+    "sgl_kernel::rotary_embedding": _rope,
+    "_C_cache_ops::reshape_and_cache_flash": layout("ReshapeAndCacheNdKernel", "0; 1; 2; 3; 4:INT32 -> 2; 3"),
+    # Routing and quantization.
+    "_moe_C::topk_softmax": layout("MoeGatingTopK", "3 -> 0@3; 1:INT32"),
+    "sgl_kernel::topk_softmax": layout("MoeGatingTopK", "2 -> 0@2; 1:INT32"),
+    "_moe_C::grouped_topk": layout("MoeGatingTopK", "0; 6@0 -> 0.last3; 0.last3:INT32"),
+    "sgl_kernel::moe_fused_gate": layout("MoeGatingTopK", "0; 1@0 -> 0.last4; 0.last4:INT32"),
+    "_C::dynamic_per_token_scaled_fp8_quant": _TOKEN_QUANT,
+    "_C::dynamic_scaled_int8_quant": _TOKEN_QUANT,
+    "sgl_kernel::sgl_per_token_quant_fp8": layout("DynamicQuant", "0 -> 1; 2.flat"),
+    "_C::per_token_group_fp8_quant": _BLOCK_QUANT,
+    "sgl_kernel::sgl_per_token_group_quant_fp8": _BLOCK_QUANT,
+}
+
+_NO_INDICES = LeftOut(SkipReason.UNKNOWN_LAYOUT, "index tensors, whose shapes a trace lacks")
+_NO_CACHE = LeftOut(SkipReason.NO_LENGTHS, "neither lengths nor the shape of the cache")
+_EXPERTS = LeftOut(SkipReason.FUSED, "a mixture of experts: gates, sorts and two products")
+#: Operators whose calls have no row, by the start of their names.
+_NO_ROW: Mapping[str, LeftOut] = {
+    "vllm::moe_forward": LeftOut(SkipReason.FUSED, "a mixture of experts without its weights"),
+    "vllm::outplace_fused_experts": _EXPERTS,
+    "vllm::inplace_fused_experts": _EXPERTS,
+    "vllm::unified_": _NO_CACHE,
+    "aten::_flash_attention_forward": _NO_CACHE,
+    "aten::index": _NO_INDICES,
+    **dict.fromkeys(
+        ("vllm::all_", "vllm::reduce_scatter", "_C_custom_ar::", "symm_mem::", "sgl_kernel::all_reduce"),
+        LeftOut(SkipReason.OTHER_COLLECTIVE, "a collective of the engine"),
+    ),
+}
+
+#: Operators of aten that launch kernels through others of the table, which belong to them.
+_OUTER = frozenset(["aten::embedding", "aten::index_select", "aten::sort", "aten::topk", "aten::cumsum"])
+_SDPA, _COMPILED = "aten::_scaled_dot_product_", "triton_"
 
 
 def is_known(name: str) -> bool:
-    """Returns whether the table has an operator."""
-    return False
+    """Returns whether the table has an operator, with a row or with the reason why there is none."""
+    return _maker(name) is not None or _left_out(name) is not None
 
 
 def wins_over_inner(name: str) -> bool:
     """Returns whether an operator is the row of all kernels that known operators inside it launch."""
-    return False
+    return name in _OUTER or (name in _TABLE and (name.startswith(_SDPA) or not name.startswith("aten::")))
 
 
 def row_of(operator: Operator, kernels: Sequence[str]) -> CapturedRow | LeftOut:
@@ -60,4 +325,23 @@ def row_of(operator: Operator, kernels: Sequence[str]) -> CapturedRow | LeftOut:
     Args:
         kernels: the names of the kernels, copies and fills that the call launched, in their order.
     """
-    return LeftOut(SkipReason.NO_OPERATOR, operator.name)
+    maker = _maker(operator.name)
+    if maker is None:
+        return _left_out(operator.name) or LeftOut(SkipReason.NO_OPERATOR, operator.name)
+    try:
+        return maker(OperatorCall(operator, kernels))
+    except NoRow as no_row:
+        return LeftOut(SkipReason.UNKNOWN_LAYOUT, str(no_row))
+    except (IndexError, KeyError, TypeError, ValueError, ZeroDivisionError):
+        return LeftOut(SkipReason.UNKNOWN_LAYOUT, "arguments as no known version of the operator has them")
+
+
+def _maker(name: str) -> RowMaker | None:
+    if name.startswith(_COMPILED):
+        # A kernel of torch.compile is a type of its own: all its tensors are inputs, as results are among them.
+        return lambda call: call.row(name, call.tensors(), [])
+    return _TABLE.get(name) or (_TABLE.get(name.removesuffix("_")) if name.startswith("aten::") else None)
+
+
+def _left_out(name: str) -> LeftOut | None:
+    return next((reason for start, reason in _NO_ROW.items() if name.startswith(start)), None)

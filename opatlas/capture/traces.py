@@ -9,26 +9,33 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import IO, TYPE_CHECKING, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 import msgspec
 
-from opatlas.errors import OpAtlasError
+from opatlas.errors import TableError
 from opatlas.files import BROKEN_GZIP
 from opatlas.row.quality import LONGEST_US
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-_BLOCK_BYTES = 1 << 18
-#: Characters of an event. A call stack takes some kilobytes.
+_BLOCK_BYTES = 1 << 20
+#: Bytes of an event. A call stack takes some kilobytes.
 _LONGEST = 8 << 20
-_BLANKS = re.compile(r"[ \t\n\r]*")
+_BLANKS = b" \t\n\r"
+#: A text up to its end, or up to that of the block; or a bracket outside of texts.
+_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)|[][{}]', re.DOTALL)
+_EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
+#: What parsers raise.
+_DAMAGED = (ValueError, ArithmeticError, RecursionError)
+Event = TypeVar("Event")
 
 
-class TruncatedTraceError(OpAtlasError):
+class TruncatedTraceError(TableError):
     """A trace that ends, or cannot be read further, after some events."""
 
 
@@ -36,105 +43,144 @@ def _refuse_constant(word: str) -> NoReturn:
     raise ValueError(f"{word} is no number of JSON")
 
 
-class _JsonStream:
-    """The values of a stream of JSON, one after the other.
-
-    Numbers with a fraction are Decimals, because time stamps have more digits than a float. A value that is damaged or
-    longer than _LONGEST is a ValueError, one that is nested too deep a RecursionError.
+class EventStream(Generic[Event]):
+    """The events of a trace in batches: of an array, or of the array `traceEvents` of an object.
 
     Attributes:
-        problem: why the file could not be read to its end.
+        header: the members of the object before `traceEvents`, as JSON.
     """
 
-    def __init__(self, file: io.BufferedIOBase) -> None:
-        self._file = file
-        self._text_of = codecs.getincrementaldecoder("utf-8-sig")().decode
-        self._text, self._at, self._has_ended = "", 0, False
-        self.problem: Exception | None = None
-        self._decoder = json.JSONDecoder(parse_float=Decimal, parse_constant=_refuse_constant)
+    def __init__(self, path: Path, file: io.BufferedIOBase, decoder: msgspec.json.Decoder[list[Event]]) -> None:
+        """Reads up to the first event.
 
-    def peek(self) -> str:
-        """Returns the next character that is not blank; "" at the end."""
-        while True:
-            blanks = _BLANKS.match(self._text, self._at)
-            assert blanks is not None
-            self._at = blanks.end()
-            if self._at < len(self._text) or self._has_ended:
-                return self._text[self._at : self._at + 1]
+        Args:
+            path: the path for errors.
+            file: the uncompressed bytes.
+
+        Raises:
+            TableError: the file is not a trace.
+        """
+        self.header = b"{}"
+        self._path, self._file, self._decoder = path, file, decoder
+        self._text, self._has_ended = b"", False
+        self._problem: Exception | None = None
+        self._found = 0
+        self._read()
+        self._text = self._text.removeprefix(codecs.BOM_UTF8).lstrip(_BLANKS)
+        if not self._text.startswith((b"{", b"[")):
+            raise self._no_trace("it begins with neither [ nor {")
+        if self._text.startswith(b"["):
+            self._text = self._text[1:].lstrip(_BLANKS)
+        else:
+            self._skip_header()
+        while not self._text and not self._has_ended:
             self._read()
+        if self._text[:1] in (b"", b"]"):
+            raise self._no_trace("it ends before the first event")
 
-    def skip(self, wanted: str) -> None:
-        """Goes beyond the next character."""
-        if self.peek() != wanted:
-            raise ValueError(f"{self.peek() or 'the end'} stands in the place of {wanted}")
-        self._at += 1
+    def __iter__(self) -> Iterator[list[Event]]:
+        """Yields the batches.
 
-    def value(self) -> Any:
-        """Returns the next value."""
-        self.peek()
+        Raises:
+            TruncatedTraceError: after the last event that can be read.
+        """
         while True:
+            was_ended = self._has_ended
             try:
-                value, end = self._decoder.raw_decode(self._text, self._at)
-                # A number at the end of a block may go on in the next one.
-                if end < len(self._text) or self._has_ended:
-                    self._at = end
-                    return value
-            except json.JSONDecodeError:
-                if self._has_ended or len(self._text) - self._at > _LONGEST:
-                    raise
+                batch, end, is_last = self._whole_events()
+            except _DAMAGED:
+                yield from self._events_before_damage()
+                return
+            self._found += len(batch)
+            yield batch
+            if is_last:
+                return
+            self._text = self._text[end:]
             self._read()
+            if self._found:
+                self._text = self._text.lstrip(_BLANKS).removeprefix(b",").lstrip(_BLANKS)
+            if len(self._text) > _LONGEST + _BLOCK_BYTES or was_ended:
+                yield from self._events_before_damage()
+                return
+
+    def _whole_events(self) -> tuple[list[Event], int, bool]:
+        """Returns the whole events of the text, where they end, and whether these are the last of the trace."""
+        text = self._text
+        end = text.rfind(b"},") + 1
+        # Between two events, as profilers write them; nested objects that look the same do not decode.
+        if end and not self._has_ended and text[end + 1 : end + 64].lstrip(_BLANKS)[:1] == b"{":
+            with suppress(*_DAMAGED):
+                return self._decoder.decode(b"[%b]" % text[:end]), end, False
+        depth = end = 0
+        for token in _TOKEN.finditer(text):
+            first = text[token.start() : token.start() + 1]
+            depth += (first in b"[{") - (first in b"]}")
+            if depth < 0:
+                # Numbers and texts are events too, though useless ones.
+                return self._decoder.decode(b"[%b]" % text[: token.start()]), token.start(), True
+            if depth == 0 and first in b"]}":
+                end = token.end()
+        return self._decoder.decode(b"[%b]" % text[:end]), end, False
+
+    def _skip_header(self) -> None:
+        at = 0
+        while True:
+            found = _EVENTS.search(self._text, at)
+            if found is None:
+                if self._has_ended or len(self._text) > _LONGEST:
+                    raise self._no_trace("no traceEvents")
+                self._read()
+                continue
+            header = self._text[: found.start()].rstrip(_BLANKS).removesuffix(b",") + b"}"
+            try:
+                msgspec.json.decode(header)
+            except _DAMAGED:
+                at = found.end()
+                continue
+            self.header, self._text = header, self._text[found.end() :].lstrip(_BLANKS)
+            return
+
+    def _events_before_damage(self) -> Iterator[list[Event]]:
+        """Yields the events of the text one by one. Raises TruncatedTraceError where it is damaged."""
+        # In Latin-1 each byte is a character.
+        text, at = self._text.decode("latin-1"), 0
+        try:
+            while True:
+                end = json.JSONDecoder(parse_float=Decimal, parse_constant=_refuse_constant).raw_decode(text, at)[1]
+                batch = self._decoder.decode(b"[%b]" % self._text[at:end])
+                self._found += 1
+                yield batch
+                at = len(text) - len(text[end:].lstrip(" \t\n\r"))
+                if text[at : at + 1] != ",":
+                    raise ValueError(f"{text[at : at + 1] or 'the end'} stands in the place of ,")
+                at = len(text) - len(text[at + 1 :].lstrip(" \t\n\r"))
+        except _DAMAGED as error:
+            why = self._problem or error
+            problem = f"cannot be read after {self._found:,} events ({why})"
+            raise TruncatedTraceError(self._path, problem, "These are kept") from None
 
     def _read(self) -> None:
+        parts, size = [self._text], 0
         try:
-            block = self._file.read(_BLOCK_BYTES)
-            self._has_ended = not block
-            more = self._text_of(block, final=self._has_ended)
-        except (UnicodeDecodeError, *BROKEN_GZIP, OSError) as error:
-            self.problem, self._has_ended = error, True
-            more = error.object[: error.start].decode() if isinstance(error, UnicodeDecodeError) else ""
-        self._text, self._at = self._text[self._at :] + more, 0
+            # A damaged gzip file gives what is before the damage.
+            while size < _BLOCK_BYTES and (part := self._file.read1(_BLOCK_BYTES)):
+                parts.append(part)
+                size += len(part)
+        except (*BROKEN_GZIP, OSError) as error:
+            self._problem = error
+        self._has_ended = not size
+        self._text = b"".join(parts)
+
+    def _no_trace(self, why: str) -> TableError:
+        problem = f"not a Chrome trace, a list of events or an object with traceEvents ({self._problem or why})"
+        return TableError(self._path, problem, "torch_npu.profiler calls it trace_view.json")
 
 
 def read_events(path: Path, file: io.BufferedIOBase) -> Iterator[Any]:
-    """Yields the events of a trace: of an array, or of the array `traceEvents` of an object.
-
-    Args:
-        path: the path for errors.
-        file: the uncompressed bytes.
-
-    Raises:
-        TruncatedTraceError: after the last event that can be read.
-        OpAtlasError: the file is not a trace.
-    """
-    found, has_events = 0, False
-    stream = _JsonStream(file)
-    try:
-        if stream.peek() == "{":
-            stream.skip("{")
-            while stream.value() != "traceEvents":
-                stream.skip(":")
-                stream.value()
-                stream.skip(",")
-            stream.skip(":")
-        stream.skip("[")
-        has_events = stream.peek() not in ("]", "")
-        while True:
-            event = stream.value()
-            found += 1
-            yield event
-            if stream.peek() == "]":
-                return
-            stream.skip(",")
-    except (ValueError, ArithmeticError, RecursionError) as error:
-        why = stream.problem or error
-        if has_events:
-            raise TruncatedTraceError(
-                f"{path}: cannot be read after {found:,} events ({why}): these are kept"
-            ) from None
-        raise OpAtlasError(
-            f"{path}: not a Chrome trace, a list of events or an object with traceEvents ({why}). "
-            f"torch_npu.profiler calls it trace_view.json"
-        ) from None
+    """Yields the events of a trace one by one. Numbers with a fraction are Decimals, because time stamps have more
+    digits than a float. Raises as `EventStream`."""
+    for batch in EventStream(path, file, msgspec.json.Decoder(list[Any], float_hook=Decimal)):
+        yield from batch
 
 
 OP_NAME, KERNEL_TYPE, DURATION_US, SHAPES = "op_name", "kernel_type", "dur_us", "shapes"

@@ -10,20 +10,12 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from opatlas.ask.compare.calls import CallPair, RowCall
-from opatlas.ask.compare.comparison import DatabaseComparison, Evidence, RivalFigures, RowComparison, compare_databases
+from opatlas.ask.compare.comparison import DatabaseComparison, Evidence, RowComparison, compare_databases
 from opatlas.ask.compare.databases import ComparedDatabase, implementations_of
 from opatlas.ask.compare.states import compared_states
 from opatlas.errors import UsageError, usage_errors
 from opatlas.formats import microseconds
-from opatlas.row.columns import (
-    CACHE_STATE,
-    CONVERSIONS,
-    IMPLEMENTATION,
-    INSTRUMENT,
-    KERNEL_NAMES,
-    OUTPUTS_MISSING,
-    STAND_IN,
-)
+from opatlas.row import columns as col
 from opatlas.row.location import default_path, named_folder
 from opatlas.row.versions import detect
 from opatlas.run.devices.device import available_devices, database_name
@@ -33,13 +25,13 @@ from opatlas.show.parameters import Names, Percent
 
 #: Cells that are known of a replayed call, by their names in the JSON.
 _CELLS = {
-    "cache_state": CACHE_STATE,
-    "instrument": INSTRUMENT,
-    "stand_in": STAND_IN,
-    "implementation": IMPLEMENTATION,
-    "kernel_names": KERNEL_NAMES,
-    "outputs_missing": OUTPUTS_MISSING,
-    "conversions": CONVERSIONS,
+    "cache_state": col.CACHE_STATE,
+    "instrument": col.INSTRUMENT,
+    "stand_in": col.STAND_IN,
+    "implementation": col.IMPLEMENTATION,
+    "kernel_names": col.KERNEL_NAMES,
+    "outputs_missing": col.OUTPUTS_MISSING,
+    "conversions": col.CONVERSIONS,
 }
 
 _OF_CALL = (
@@ -108,8 +100,8 @@ def _content(comparison: DatabaseComparison) -> Mapping[str, object]:
             {
                 **_database(rival),
                 "evidence": _evidence(comparison.evidence(rival.name)),
-                "all": _figures(comparison.total(rival.name)),
-                "kernel_types": [_figures(each) for each in comparison.figures(rival.name)],
+                "all": comparison.total(rival.name).told(),
+                "kernel_types": [each.told() for each in comparison.figures(rival.name)],
             }
             for rival in comparison.rivals
         ],
@@ -130,17 +122,6 @@ def _evidence(evidence: Evidence) -> Mapping[str, object]:
         "pairs": {str(basis): count for basis, count in evidence.pairs.items()},
         "controls": [{**asdict(each), "threshold": each.threshold} for each in evidence.controls],
         "default_spreads": evidence.spreads,
-    }
-
-
-def _figures(figures: RivalFigures) -> Mapping[str, object]:
-    content = asdict(figures)
-    for name in ("covered", "deployed", "composed"):
-        mean = content.pop(name)
-        content |= {f"{name}_rows": mean["rows"], name: mean["ratio"]}
-        content |= {f"{name}_{end}": mean[end] for end in ("low", "high")}
-    return content | {
-        name: getattr(figures, name) for name in ("measured", "unsupported", "wrong", "crashed", "missing")
     }
 
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from opatlas.ask.kernel_rows import sample_rows
 from opatlas.data.csv_files import write_text
-from opatlas.errors import OpAtlasError, UsageError
+from opatlas.data.database import Database
+from opatlas.errors import CellError, OpAtlasError, UsageError
 from opatlas.installation import KERNEL_TEMPLATES, extensions, require_extra
-from opatlas.row.slots import base_type
+from opatlas.row.location import list_databases
+from opatlas.row.roofline import tensor_bytes
+from opatlas.row.slots import base_type, row_slots
 from opatlas.run.devices.device import device_kinds
 from opatlas.run.implementation import TORCH, Implementation, KernelSource
 from opatlas.run.implementation_catalog import every_implementation, is_overload, named_implementations
@@ -230,3 +234,44 @@ def _write_files(
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, text)
     return list(texts)
+
+
+def sample_rows(kernel_types: Sequence[str], database: Path | None) -> Mapping[str, Mapping[str, str]]:
+    """Returns a small row of each kernel type: of a database, of any default one, or of a small model.
+
+    Raises:
+        OpAtlasError: no database has one, or a file cannot be read.
+    """
+    found: dict[str, Mapping[str, str]] = {}
+    for path in [database] if database is not None else list_databases():
+        found |= _smallest_rows(Database(path), set(kernel_types).difference(found))
+    if database is None and (lacking := set(kernel_types).difference(found)):
+        with TemporaryDirectory(prefix="opatlas-starter-") as folder:
+            import_module("opatlas.shapes.starter").write_starter(Database(folder))
+            found |= _smallest_rows(Database(folder), lacking)
+    if without := [name for name in kernel_types if name not in found]:
+        where = database or "no default database"
+        has = "has no row" if database is not None else "has a row"
+        missing = ",".join(without)
+        raise OpAtlasError(
+            f"{where} {has} of {', '.join(without)}, from which the arguments would be read: "
+            f"`opatlas shapes --ops {missing} --rows 4 --database-path DB` makes rows, --database-path DB takes them"
+        )
+    return found
+
+
+def _smallest_rows(database: Database, kernel_types: Collection[str]) -> dict[str, Mapping[str, str]]:
+    """Returns the smallest row of each kernel type that has a row that can be read. Raises TableError."""
+    found: dict[str, Mapping[str, str]] = {}
+    for kernel_type in sorted(set(kernel_types).intersection(database.kernel_types())):
+        sizes: list[tuple[int, Mapping[str, str]]] = []
+        for cells in database.read_or_empty(kernel_type).identities():
+            try:
+                inputs, outputs = row_slots(kernel_type, cells)
+            except CellError:
+                # A session reports the wrong cell.
+                continue
+            sizes.append((tensor_bytes((*inputs, *outputs)) or 0, cells))
+        if sizes:
+            found[kernel_type] = min(sizes, key=lambda sized: sized[0])[1]
+    return found

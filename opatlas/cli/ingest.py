@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, astuple, dataclass, field
@@ -13,8 +14,9 @@ from cyclopts import Parameter
 from opatlas import options
 from opatlas.capture.apply import rows_without_replay
 from opatlas.capture.attention import fill_rows
-from opatlas.capture.capture_discovery import find_captures
+from opatlas.capture.capture_discovery import TRACE, FoundCaptures, find_captures, kind_of_capture
 from opatlas.capture.ingest import IngestRequest, IngestResult, ingest_captures
+from opatlas.capture.torch_trace import captured_gpu
 from opatlas.cli.app import held
 from opatlas.data.database import Database
 from opatlas.data.ingests import CaptureVersions
@@ -28,13 +30,14 @@ from opatlas.run.registry import replays_of_bench
 from opatlas.show.output import print_note
 from opatlas.show.parameters import reads
 from opatlas.show.result import Column, Fields, Part, Result, Table
-from opatlas.text import close_matches, printable
+from opatlas.text import close_matches, printable, shortened
 
 _MAKES = "`opatlas ingest --profiling-path` makes a database"
 #: A captured row becomes at most so many rows, one for each distinct record.
 _MOST_ROWS = 100
 #: The largest number of rows of a table; the reports and the JSON have all.
 _SHOWN = 10
+_LONGEST_NAME = 60
 _SHARE = Column("of captured time", percent)
 
 
@@ -45,6 +48,7 @@ def ingest(
     database_path: Path | None = None,
     device: str | None = None,
     versions: Annotated[Versions | None, reads(options.versions), Parameter(accepts_keys=False)] = None,
+    shapes_from: Path | None = None,
     replace: bool = False,
     mixed: bool = False,
 ) -> Result:
@@ -58,14 +62,16 @@ def ingest(
 
     Args:
         profiling_path: kernel_details or op_summary file, database of a profiler, or a folder that is searched for
-            `*kernel_details*.csv`, or for `*op_summary*.csv` if it has none of these, and for databases of profiles
-            without a CSV.
+            `*kernel_details*.csv`, or for `*op_summary*.csv` if it has none of these, for databases of profiles
+            without a CSV, and for traces of torch.profiler, `*.trace.json`, if it has no other captures.
         attention_records: files of records that fill the lengths of attention rows, .jsonl or .jsonl.gz.
         database_path: folder of the {KernelType}.csv files (default: that of the device and versions).
-        device: NPU of the captures, by the name of its database folder (default: ATLAS_800_A3_752T_128G_DIE; with
-            --database-path: not known).
+        device: device of the captures, by the name of its database folder (default: the GPU that a trace names, else
+            ATLAS_800_A3_752T_128G_DIE; with --database-path: not known).
         versions: versions of vllm-ascend, torch and CANN of the captures, or some of them, such as
             vllm=0.18.0,torch=2.9.0,cann=8.5 (default: the installed ones).
+        shapes_from: trace that recorded the capture of the CUDA graphs, for their shapes (default: traces named
+            *capture* beside each trace, or in capture_traces there).
         replace: replace the samples of earlier captures, for the signatures of this capture.
         mixed: ingest captures of another device, or of other versions, than earlier captures of this database.
     """
@@ -76,25 +82,32 @@ def ingest(
         "profiling_path": profiling_path and printable(str(profiling_path)),
         "database_path": database_path and printable(str(database_path)),
         "device": device and printable(device),
+        "shapes_from": shapes_from and printable(str(shapes_from)),
         "replace": replace,
         "mixed": mixed,
         "versions": asdict(given),
     }
     with usage_errors():
+        found = FoundCaptures([]) if profiling_path is None else find_captures(profiling_path)
+        if traces := [file for file in found.files if kind_of_capture(file) is TRACE]:
+            gpu, cuda = captured_gpu(traces) if device is None else (device, None)
+            device, given = gpu, dataclasses.replace(given, cuda=cuda)
         if database_path is not None:
             expect_folder(database_path, _MAKES, option="--database-path", may_be_made=profiling_path is not None)
         else:
             device = device or DEFAULT_NPU_DEVICE
-            # Captures come from NPUs, and `npu` does not say which one.
-            expect_npu(device)
+            if not traces:
+                # `npu` does not say which one.
+                expect_npu(device)
             given = detect(given)
             database_path = default_path(device, given)
         records_mb = sum(map(size_mb, attention_records))
     database = Database(database_path)
     done = _Done({"database": database_path})
     if profiling_path is not None:
-        software = CaptureVersions(given.vllm, given.torch, given.cann)
-        _ingest(database, IngestRequest(profiling_path, replace, mixed, device, software, manifest_options), done)
+        software = CaptureVersions(given.vllm, given.torch, given.cann, given.cuda if traces else None)
+        request = IngestRequest(profiling_path, replace, mixed, device, software, manifest_options, shapes_from)
+        _ingest(database, found, request, done)
     if attention_records:
         try:
             _fill(database, tuple(dict.fromkeys(attention_records)), records_mb, done)
@@ -114,9 +127,7 @@ class _Done:
     problems: list[str] = field(default_factory=list)
 
 
-def _ingest(database: Database, request: IngestRequest, into: _Done) -> None:
-    with usage_errors():
-        found = find_captures(request.root)
+def _ingest(database: Database, found: FoundCaptures, request: IngestRequest, into: _Done) -> None:
     done = ingest_captures(database, found.files, request)
     done.problems[:0] = found.unparsed
     if done.manifest is None and not done.already:
@@ -154,6 +165,27 @@ def _capture_parts(done: IngestResult, not_read: Sequence[tuple[str, Sequence[Pa
     first = dict(reversed(account.without_duration))
     left_out = [(reason.value, count, first.get(reason)) for reason, count in account.left_out.most_common()]
     yield from _table(("left out", "rows", "first"), left_out)
+    device_us = account.time_ns.total() / 1e3
+    if account.devices:
+        yield Fields({"device time(us)": device_us, "in rows": percent(account.ingested_us / device_us)})
+        span, busy, idle = (Column(f"{what}(us)", microseconds) for what in ("span", "busy", "idle"))
+        yield from _table(
+            ("trace", "rank", "device", "events", span, busy, idle),
+            [
+                (each.file, each.rank, each.device, each.events, each.span_us, each.busy_us, each.idle_us)
+                for each in account.devices
+            ],
+        )
+        yield from _table(
+            ("left out", "operator or kernel", "calls", _SHARE),
+            [
+                (reason.value, shortened(each.kernel_type, _LONGEST_NAME), each.count, each.share)
+                for reason, each in account.time_left_out
+            ],
+        )
+        differing = [(what, ns / 1e3 / device_us) for what, ns in account.differing_ns.most_common()]
+        yield from _table(("in rows that do not say", _SHARE), differing)
+        return
     shares = [(each.kernel_type, each.count, each.share) for each in account.without_shapes]
     yield from _table(("without shapes", "launches", _SHARE), shares)
     yield from _table(("unknown dtype, kept", "rows"), account.unknown_dtypes.most_common())
@@ -211,6 +243,12 @@ def _captures_json(done: IngestResult) -> dict[str, object]:
             each.kernel_type: {"launches": each.count, "duration_us": each.time_us} for each in account.without_shapes
         },
         "ingested_us": account.ingested_us,
+        "left_out_us": [
+            {"reason": reason.value, "name": each.kernel_type, "calls": each.count, "duration_us": each.time_us}
+            for reason, each in account.time_left_out
+        ],
+        "differing_us": {what: ns / 1e3 for what, ns in account.differing_ns.items()},
+        "devices": account.devices,
         "unknown_dtypes": account.unknown_dtypes,
         "kernel_types": sorted(outcome.kernel_types),
         "new": outcome.new,

@@ -16,67 +16,14 @@ from opatlas.data.database import Database
 from opatlas.data.manifest import Manifest
 from opatlas.data.origin import MeasurementOrigin, Provenance, run_drivers, run_origins
 from opatlas.errors import OpAtlasError, TableError
-from opatlas.row.columns import DURATION, RUN_ID
+from opatlas.row.columns import CACHE_STATE, DURATION, IMPLEMENTATION, INSTRUMENT, RUN_ID
 from opatlas.row.location import implementation_label, parse_implementation
-from opatlas.row.table import RowTable
+from opatlas.row.table import Row, RowTable
 from opatlas.row.versions import TORCH
 
-#: Values of `Mismatch.what`.
-ORIGIN, CACHE, INSTRUMENT, IMPLEMENTATION = "origin", "cache state", "instrument", "implementation"
+#: The cells of a measurement that must be equal, by what they tell.
+_SETTINGS = {CACHE_STATE: "cache state", INSTRUMENT: "instrument", IMPLEMENTATION: "implementation"}
 _RUNS_SHOWN = 2
-
-
-@dataclass(frozen=True)
-class StoredDuration:
-    """A replayed duration that a session is about to replace.
-
-    Attributes:
-        place: file and line.
-        run_id, cache, instrument, implementation: as in the row.
-    """
-
-    place: str
-    run_id: str
-    cache: str
-    instrument: str
-    implementation: str = ""
-
-
-@dataclass(frozen=True)
-class PlannedDuration:
-    """A duration that a session is about to measure.
-
-    Attributes:
-        origin: device and software.
-        cache, instrument: as the row will have them; "" if not known yet.
-        implementation: the name of the implementation, without version; "" if the row will name the call of an NPU.
-    """
-
-    origin: MeasurementOrigin
-    cache: str
-    instrument: str
-    implementation: str = ""
-
-
-@dataclass
-class Mismatch:
-    """Stored durations that are not comparable with the session's.
-
-    Attributes:
-        what: ORIGIN, CACHE, INSTRUMENT or IMPLEMENTATION.
-        stored, taken: the values of the stored durations, and of the session.
-        count: the number of stored durations.
-        example: the place of the first.
-    """
-
-    what: str
-    stored: str
-    taken: str
-    count: int
-    example: str
-
-    def __str__(self) -> str:
-        return f"{self.count:,} with {self.what} {self.stored} (such as {self.example}), this session: {self.taken}"
 
 
 class MixedDatabase(OpAtlasError):
@@ -129,30 +76,33 @@ def folder_note(provenance: Provenance, ours: MeasurementOrigin) -> str:
     return f"the folder is named for {'; '.join(other)}" if other else ""
 
 
-def find_mismatches(provenance: Provenance, rows: Iterable[tuple[StoredDuration, PlannedDuration]]) -> list[Mismatch]:
-    """Returns the differences between stored durations and those of a session, the most frequent first."""
-    found: dict[tuple[str, str, str], Mismatch] = {}
-    for stored, planned in rows:
-        for what, theirs, ours in _differences(provenance, stored, planned):
-            mismatch = found.setdefault((what, theirs, ours), Mismatch(what, theirs, ours, 0, stored.place))
-            mismatch.count += 1
-    return sorted(found.values(), key=lambda mismatch: -mismatch.count)
+def find_mismatches(
+    provenance: Provenance, ours: MeasurementOrigin, rows: Iterable[tuple[Row, Mapping[str, str]]]
+) -> list[tuple[int, str]]:
+    """Returns how stored durations differ from those of a session, and how many do, the most frequent first.
 
-
-def _differences(
-    provenance: Provenance, stored: StoredDuration, planned: PlannedDuration
-) -> Iterator[tuple[str, str, str]]:
-    if stored.run_id not in provenance.origins and provenance.folder is None:
-        run = f"without a manifest of run {stored.run_id}" if stored.run_id else "without a Run ID"
-        yield ORIGIN, f"unknown: {provenance.shipped or run}", str(planned.origin)
-    for what, theirs, ours in (
-        (CACHE, stored.cache, planned.cache),
-        (INSTRUMENT, stored.instrument, planned.instrument),
-        # A row that names none is torch's.
-        (IMPLEMENTATION, parse_implementation(stored.implementation)[0] or TORCH.name, planned.implementation),
-    ):
-        if theirs and ours and theirs != ours:
-            yield what, theirs, ours
+    Args:
+        ours: the device and software of the session.
+        rows: each row whose duration is replaced, with the cells of `_SETTINGS` that the session will write; "" if not
+            known yet. An implementation has no version, and is "" if the row will name the call of an NPU.
+    """
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for row, planned in rows:
+        run_id = row.cell(RUN_ID)
+        # A row that names no implementation is torch's.
+        stored = {IMPLEMENTATION: parse_implementation(row.cell(IMPLEMENTATION))[0] or TORCH.name}
+        pairs = {}
+        if run_id not in provenance.origins and provenance.folder is None:
+            run = f"without a manifest of run {run_id}" if run_id else "without a Run ID"
+            pairs["origin"] = (f"unknown: {provenance.shipped or run}", str(ours))
+        pairs |= {what: (stored.get(name, row.cell(name)), planned[name]) for name, what in _SETTINGS.items()}
+        for what, (theirs, taken) in pairs.items():
+            if theirs and taken and theirs != taken:
+                found.setdefault((what, theirs, taken), []).append(row.place)
+    return [
+        (len(places), f"{len(places):,} with {what} {theirs} (such as {places[0]}), this session: {taken}")
+        for (what, theirs, taken), places in sorted(found.items(), key=lambda each: -len(each[1]))
+    ]
 
 
 def captured_elsewhere(database: Database, ours: MeasurementOrigin) -> list[str]:

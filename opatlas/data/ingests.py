@@ -54,6 +54,7 @@ class CaptureVersions:
     vllm: str | None = None
     torch: str | None = None
     cann: str | None = None
+    cuda: str | None = None
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,8 @@ def unknown_facts(earlier: IngestManifest, device: str | None, versions: Capture
 
 
 def _known_facts(device: str | None, versions: CaptureVersions) -> dict[str, str]:
-    facts = {"device": device, "vllm-ascend": versions.vllm, "torch": versions.torch, "CANN": versions.cann}
+    software = {"vllm-ascend": versions.vllm, "torch": versions.torch, "CANN": versions.cann, "CUDA": versions.cuda}
+    facts = {"device": device, **software}
     return {name: public_version(fact) for name, fact in facts.items() if fact}
 
 

@@ -131,6 +131,9 @@ _MEANINGS: Mapping[ColumnGroup, Mapping[str, str]] = {
         "Profiling Samples": "number of launches",
         "Profiling Populations": "sizes and medians of two modes, whose mean describes neither",
         "Profiling Run ID": "the [ingests](../docs/captures.md) of the launches, separated by `;`",
+        "Profiling Kernel Names": "of a GPU: the device kernels of a call in order, at most five and their number; "
+        "different ones separated by ` | `",
+        "Profiling Source": "of a GPU: `eager`, `CUDA graph`, or both",
     },
     ColumnGroup.CONDITIONS: {
         "Cache State": "cold: the last-level cache was flushed before each sample; warm; unknown of a foreign profile",
@@ -172,7 +175,7 @@ _MEANINGS: Mapping[ColumnGroup, Mapping[str, str]] = {
         "Status": "the result of the last run, see below; empty if the row never ran",
         "Status Reason": "the reason, in a line; for a measured row a remark about the duration (`ran as Add`)",
         "Crashes In A Row": "number of consecutive crashes and timeouts; after two it runs only with `--runxfail`",
-        "Status Run ID": "the run of the status, as in `Run ID`; empty in files of earlier versions",
+        "Status Run ID": "the run of the status, as in `Run ID`",
     },
     ColumnGroup.RUN: {"Run ID": "the run of the duration: start in UTC and six digits; names the manifest"},
     ColumnGroup.POOLED: {
@@ -229,7 +232,8 @@ TASK_DIGEST, TASK_INPUTS = TASK = columns_of(ColumnGroup.TASK)
 _REPLAYED = columns_of(ColumnGroup.REPLAYED)
 MICROBENCH_MEDIAN, MICROBENCH_MIN, MICROBENCH_STD, MICROBENCH_SAMPLES = _REPLAYED[:4]
 MICROBENCH_DEVICE_KERNELS, MICROBENCH_HELPER_KERNELS = _REPLAYED[4:]
-PROFILING_SAMPLES, PROFILING_POPULATIONS, PROFILING_RUN_ID = columns_of(ColumnGroup.LAUNCHES)
+_LAUNCHES = columns_of(ColumnGroup.LAUNCHES)
+PROFILING_SAMPLES, PROFILING_POPULATIONS, PROFILING_RUN_ID, PROFILING_KERNEL_NAMES, PROFILING_SOURCE = _LAUNCHES
 CACHE_STATE, INSTRUMENT = columns_of(ColumnGroup.CONDITIONS)
 QUALITY, QUALITY_REASON, ASSUMPTIONS, CHECKED_ELEMENTS, STAND_IN = columns_of(ColumnGroup.QUALITY)
 IMPLEMENTATION, KERNEL_NAMES, SPAN, OUTPUTS_MISSING, CONVERSIONS, MAX_ERROR, SET_UP = columns_of(ColumnGroup.EXECUTION)

@@ -117,11 +117,12 @@ _STREAMING = frozenset(
     {
         *("AddRmsNorm", "AddRmsNormBias", "AddRmsNormDynamicQuant", "ArgMaxV2", "ArgMaxWithValue", "AscendQuantV2"),
         *("BroadcastTo", "Cast", "ClipByValueV2", "ConcatD", "Cos", "Cumsum", "DepthwiseConv2D", "DynamicBlockQuant"),
-        *("DynamicQuant", "Equal", "Exp", "FastGelu", "FloorDiv", "FloorMod", "Greater", "GreaterEqual"),
-        *("InterleaveRope", "LayerNormV3", "Less", "Log", "LogSoftmaxV2", "LogicalAnd", "LogicalNot", "LogicalOr"),
-        *("LpNormV2", "NotEqual", "Pack", "PadV3", "Pows", "Reciprocal", "ReduceMean", "ReduceMeanD", "ReduceSum"),
-        *("ReduceSumD", "Relu", "RmsNorm", "RotaryPositionEmbedding", "Rsqrt", "ScaledMaskedSoftmax", "Sin"),
-        *("SoftmaxV2", "Square", "SwiGlu", "Swish", "TensorMove", "Tile", "Transpose"),
+        *("DynamicQuant", "Equal", "Exp", "FastGelu", "FloorDiv", "FloorMod", "Gelu", "GeluV2", "Greater"),
+        *("GreaterEqual", "InterleaveRope", "LayerNormV3", "Less", "LessEqual", "Log", "LogSoftmaxV2", "LogicalAnd"),
+        *("LogicalNot", "LogicalOr", "LpNormV2", "Maximum", "Minimum", "NotEqual", "Pack", "PadV3", "Pows"),
+        *("Reciprocal", "ReduceMean", "ReduceMeanD", "ReduceSum", "ReduceSumD", "Relu", "RmsNorm"),
+        *("RotaryPositionEmbedding", "Rsqrt", "ScaledMaskedSoftmax", "Sigmoid", "Sin", "SoftmaxV2", "Sqrt", "Square"),
+        *("SwiGlu", "Swish", "Tanh", "TensorMove", "Tile", "Transpose"),
     }
 )
 #: Some kernels pack two elements of this dtype into a byte, others do not.

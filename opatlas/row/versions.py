@@ -69,14 +69,13 @@ def versions_option(versions: Mapping[Component, str] | Iterable[Component]) -> 
 
 
 def detect(given: Versions | None = None) -> Versions:
-    """Returns the versions of the installed software; `given` versions of vllm-ascend, torch and CANN take
-    precedence."""
+    """Returns the versions of the installed software; `given` versions take precedence."""
     given = given or Versions()
     return Versions(
         vllm=given.vllm or package_version("vllm-ascend"),
         torch=given.torch or _torch_version(),
         cann=given.cann or cann_version(),
-        cuda=cuda_version(),
+        cuda=given.cuda or cuda_version(),
         nccl=nccl_version(),
     )
 

@@ -12,32 +12,23 @@ from opatlas.data.csv_files import write_rows
 from opatlas.data.database import Database
 from opatlas.errors import OpAtlasError
 from opatlas.formats import microseconds, ratio
-from opatlas.row.columns import (
-    AVERAGE,
-    INPUT_DTYPES,
-    INPUT_SHAPES,
-    INSTRUMENT,
-    MICROBENCH_HELPER_KERNELS,
-    MICROBENCH_SAMPLES,
-    MICROBENCH_STD,
-    OUTPUT_SHAPES,
-    PROFILING_AVERAGE,
-    PROFILING_POPULATIONS,
-    PROFILING_RUN_ID,
-    PROFILING_SAMPLES,
-    PROFILING_STD,
-    QUALITY,
-    RUN_ID,
-)
+from opatlas.row import columns as col
 from opatlas.show.result import Column, Table
 
 #: A replay within 20 % of the capture agrees with it.
 LOWEST_RATIO, HIGHEST_RATIO = 0.8, 1.2
-_ROW = (INPUT_SHAPES, INPUT_DTYPES, OUTPUT_SHAPES)
+_ROW = (col.INPUT_SHAPES, col.INPUT_DTYPES, col.OUTPUT_SHAPES)
 #: Columns that say how the two durations of a gap were measured, and their quality.
 _HOW_TAKEN = (
-    *(INSTRUMENT, QUALITY, MICROBENCH_STD, MICROBENCH_SAMPLES, MICROBENCH_HELPER_KERNELS, RUN_ID),
-    *(PROFILING_STD, PROFILING_SAMPLES, PROFILING_POPULATIONS, PROFILING_RUN_ID),
+    *(
+        col.INSTRUMENT,
+        col.QUALITY,
+        col.MICROBENCH_STD,
+        col.MICROBENCH_SAMPLES,
+        col.MICROBENCH_HELPER_KERNELS,
+        col.RUN_ID,
+    ),
+    *(col.PROFILING_STD, col.PROFILING_SAMPLES, col.PROFILING_POPULATIONS, col.PROFILING_RUN_ID),
 )
 _RATIO = "Ratio (microbench/profiling)"
 
@@ -84,7 +75,7 @@ def find_gaps(
         except OpAtlasError as error:
             problems.append(str(error))
             continue
-        microbench, profiling = table.durations_us(AVERAGE), table.durations_us(PROFILING_AVERAGE)
+        microbench, profiling = table.durations_us(col.AVERAGE), table.durations_us(col.PROFILING_AVERAGE)
         cells = {name: table.cells(name) for name in (*_ROW, *_HOW_TAKEN)}
         gaps += [
             Gap(
@@ -101,7 +92,7 @@ def find_gaps(
 
 def write_gap_csv(path: Path, gaps: Sequence[Gap]) -> None:
     """Writes the rows with a ratio outside 0.8 to 1.2, largest difference first. Raises OpAtlasError."""
-    header = ("Kernel Type", *_ROW, AVERAGE, PROFILING_AVERAGE, _RATIO, *_HOW_TAKEN, "Signature")
+    header = ("Kernel Type", *_ROW, col.AVERAGE, col.PROFILING_AVERAGE, _RATIO, *_HOW_TAKEN, "Signature")
     rows = [
         (
             *(gap.kernel_type, *(gap.cells[name] for name in _ROW)),
@@ -123,8 +114,8 @@ def gap_table(gaps: Sequence[Gap], most: int) -> Table:
     )
     rows = [
         (
-            *(gap.ratio, gap.kernel_type, gap.cells[INPUT_SHAPES]),
-            *(gap.microbench_us, gap.profiling_us, gap.cells[PROFILING_POPULATIONS]),
+            *(gap.ratio, gap.kernel_type, gap.cells[col.INPUT_SHAPES]),
+            *(gap.microbench_us, gap.profiling_us, gap.cells[col.PROFILING_POPULATIONS]),
         )
         for gap in outside[:most]
     ]

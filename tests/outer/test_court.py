@@ -11,10 +11,18 @@ import pytest
 import torch
 
 from opatlas.outer.judging.court import Court, Referee
-from opatlas.outer.judging.judgement import CandidateRejected, ErrorClass, Judgement, Level
+from opatlas.outer.judging.judgement import (
+    CONSTANT_US,
+    CandidateRejected,
+    CourtVerdict,
+    ErrorClass,
+    Judgement,
+    Level,
+    contradiction,
+    sentenced,
+)
 from opatlas.outer.judging.memory import Plain, Purpose, SharedMemory, TensorForm, expect_margins, live_tensor, room
 from opatlas.outer.judging.results import Compared, FlatResults, compare_results, flat_results
-from opatlas.outer.judging.sentence import CONSTANT_US, CourtVerdict, contradiction, sentenced
 from opatlas.outer.judging.trial import CandidateTrial, Constructed
 from opatlas.row.record import Measurement
 from opatlas.row.status import Status
@@ -285,12 +293,18 @@ def test_no_candidate_passes_without_an_error(verdict: CourtVerdict | None, expe
 
 
 @pytest.mark.parametrize(
-    ("found", "expected"), [("hack", "hack/stale-result"), ("mismatch", "runtime/NoKernelLaunched")]
+    ("failed", "found", "expected"),
+    [
+        ("NoKernelLaunched", "hack", "hack/kind"),
+        ("NoKernelLaunched", "mismatch", "mismatch/kind"),
+        ("ValueError", "hack", "hack/kind"),
+        ("ValueError", "mismatch", "runtime/ValueError"),
+    ],
 )
-def test_faked_results_stand_although_the_process_failed_after_them(found: str, expected: str) -> None:
+def test_faked_results_stand_although_the_process_failed_after_them(failed: str, found: str, expected: str) -> None:
     """A candidate that returns what it kept launches no kernel, so that nothing can be timed."""
-    said = Judgement(ErrorClass.RUNTIME, "NoKernelLaunched", Level.COMPILE)
-    verdict = CourtVerdict(found, "stale-result", calls=3, max_error=2.0)
+    said = Judgement(ErrorClass.RUNTIME, failed, Level.COMPILE)
+    verdict = CourtVerdict(found, "kind", calls=3, max_error=2.0)
     judged = Judgement.of(sentenced(RowOutcome(Status.FAILED, judged=said.judged), verdict))
     assert judged is not None
     assert judged.name == expected

@@ -14,7 +14,7 @@ from operator_kernels import watermark, write_kernels, write_watermarks
 
 import opatlas
 from opatlas.outer.suites import listing
-from opatlas.outer.suites.case import SuiteRow
+from opatlas.outer.suites.case import SuiteRow, make_call
 from opatlas.outer.suites.operators import (
     _LEFT_OUT,
     Call,
@@ -24,8 +24,8 @@ from opatlas.outer.suites.operators import (
     name_of,
 )
 from opatlas.outer.suites.opinfo import _samples
-from opatlas.outer.suites.texts import folder_of, overload_of
-from opatlas.row.columns import FUNCTIONAL, INPUT_DTYPES, SAMPLE
+from opatlas.outer.suites.texts import folder_of, overload_of, read_arguments
+from opatlas.row.columns import ARGUMENTS, FUNCTIONAL, INPUT_DTYPES, SAMPLE
 from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceSpec
 from opatlas.run.instruments.instrument import MeasureSettings
@@ -265,6 +265,42 @@ def test_a_folder_that_cannot_override_is_refused(tmp_path: Path, kernels: Mappi
     with pytest.raises(opatlas.OpAtlasError):
         opatlas.use(folder, device=device)
     assert torch.relu(torch.ones(1)).item() == 1.0
+
+
+def _made(name: str, arguments: str, device: str = "cpu") -> Call:
+    overload = find_overload(name)
+    assert overload is not None
+    return make_call(overload, read_arguments(arguments), torch.device(device), 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("index_put_.default", "((T([64, 1, 8], f32), [T([64], i64)], T([64, 1, 8], f32)), {})"),
+        ("index_put.default", "((T([64, 8], f32), [T([8, 8], i32)], T([8, 8, 8], f32)), {})"),
+        ("scatter_.src", "((T([4, 64], f32), -1, T([4, 64], i64), T([4, 64], f32)), {})"),
+        ("scatter.src", "((T([64, 4], f32), 0, T([32, 4], i64), T([32, 4], f32)), {})"),
+    ],
+)
+def test_no_two_writes_of_a_case_are_of_one_element(name: str, arguments: str) -> None:
+    """Which of them counts is not defined, and differs between a GPU and the formula."""
+    call = _made(name, arguments)
+    (index,) = (each for each in call.tensors() if not each.is_floating_point())
+    axis = call.bound().get("dim")
+    lines = index.reshape(1, -1) if axis is None else index.movedim(axis, -1)
+    assert all(line.unique().numel() == line.numel() for line in lines)
+    assert int(index.max()) < 64
+
+
+def test_a_case_that_makes_a_tensor_makes_it_on_the_device() -> None:
+    assert _made("arange.default", "((512,), {'pin_memory': False})", "meta")().device.type == "meta"
+
+
+def test_a_call_that_torch_refuses_here_is_unsupported(runner: Runner) -> None:
+    """A GPU has no INT8 product of few rows, a CPU no FP8: traces are recorded on another device."""
+    cells = {SAMPLE: "trace/0", ARGUMENTS: "((T([8, 8], i8), T([4, 8], i8)), {})"}
+    job = Job("opatlas.bench.test_suites", "", "test_operator", "_int_mm__default", cells, 60)
+    assert runner.run(job).status is Status.UNSUPPORTED
 
 
 def test_an_in_place_case_does_not_resize_its_first_argument(rows: Rows, runner: Runner) -> None:

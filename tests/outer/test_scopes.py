@@ -18,11 +18,11 @@ from decode_timelines import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from opatlas.capture.timeline import read_timeline
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.outer.superkernel.advice import advise
 from opatlas.outer.superkernel.scopes import CutReason, ScopeAnalysis, ScopeGain, ScopeVerdict, analyse
 from opatlas.outer.superkernel.structure import Module, ScopeKind, StepPhase, StepSource, read_module_map
-from opatlas.outer.superkernel.timeline import read_timeline
 
 REAL = Path(__file__).parents[3] / "shared/data/ascend_profiler"
 LAYER = len(QWEN3_LAYER)

@@ -26,7 +26,7 @@ PRODUCT = {
 }
 MESSAGE = {"message_bytes": "1024", "num_devices": "2", "dtype": "DT_BF16", "topology_tier": "1"}
 #: Filled by the ingest of captures.
-OF_INGEST = {schema.PROFILING_SAMPLES, schema.PROFILING_POPULATIONS, schema.PROFILING_RUN_ID}
+OF_INGEST = schema.columns_of(schema.ColumnGroup.LAUNCHES)
 
 
 def full(kernel_type: str, cells: Mapping[str, str], ran_as: LaunchedCase | None) -> Record:

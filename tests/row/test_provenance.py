@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from opatlas.data import comparable
-from opatlas.data.comparable import MixedDatabase, PlannedDuration, PresentSetup, Staleness, StaleRuns, StoredDuration
+from opatlas.data.comparable import MixedDatabase, PresentSetup, Staleness, StaleRuns
+from opatlas.data.csv_files import text_table
 from opatlas.data.database import Database
 from opatlas.data.manifest import Manifest
 from opatlas.data.origin import MeasurementOrigin, Provenance, folder_origin
 from opatlas.row.location import DEFAULT_NPU_DEVICE
+from opatlas.row.table import RowTable
 
 RUN, OTHER = "20261121T163006-1f0c9a", "20261122T163006-2f0c9a"
 TORCH = {"torch": "2.13.0"}
@@ -214,32 +216,39 @@ def test_any_other_folder_tells_nothing(tmp_path: Path, folder: str) -> None:
 # The durations that are to be replaced
 
 
-def unlike(database: Database, stored: StoredDuration, taking: PlannedDuration) -> dict[str, tuple[str, str]]:
-    return {
-        each.what: (each.stored, each.taken)
-        for each in comparable.find_mismatches(Provenance(database), [(stored, taking)])
-    }
+def unlike(database: Database, stored: Sequence[str], *planned: str) -> list[str]:
+    """Returns how a duration differs from those of a session.
+
+    Args:
+        stored: the run, the cache state and the instrument of the duration.
+        planned: the cache state and the instrument of the session.
+    """
+    cells = dict(zip(("Run ID", "Cache State", "Instrument"), stored, strict=True))
+    row = RowTable("Abs", Path("Abs.csv"), text_table(cells, [cells])).row(0)
+    session = {**dict(zip(("Cache State", "Instrument"), planned, strict=True)), "Implementation": ""}
+    return [text for _, text in comparable.find_mismatches(Provenance(database), CPU, [(row, session)])]
 
 
 def test_cache_state_and_instrument_are_compared(database: Database) -> None:
     manifest(database, RUN, OF_CPU)
-    stored = StoredDuration("Abs.csv:2", RUN, "cold", "wall-clock")
-    assert unlike(database, stored, PlannedDuration(CPU, "cold", "wall-clock")) == {}
-    assert unlike(database, stored, PlannedDuration(CPU, "warm", "wall-clock")) == {comparable.CACHE: ("cold", "warm")}
-    assert unlike(database, stored, PlannedDuration(CPU, "cold", "events")) == {
-        comparable.INSTRUMENT: ("wall-clock", "events")
-    }
-    assert unlike(database, stored, PlannedDuration(CPU, "cold", "")) == {}, "not known before the device is opened"
+    stored = (RUN, "cold", "wall-clock")
+    assert unlike(database, stored, "cold", "wall-clock") == []
+    assert unlike(database, stored, "warm", "wall-clock") == [
+        "1 with cache state cold (such as Abs.csv:2), this session: warm"
+    ]
+    assert unlike(database, stored, "cold", "events") == [
+        "1 with instrument wall-clock (such as Abs.csv:2), this session: events"
+    ]
+    assert unlike(database, stored, "cold", "") == [], "not known before the device is opened"
 
 
 def test_durations_without_a_manifest_are_of_unknown_origin(database: Database, tmp_path: Path) -> None:
     for run_id in ("", RUN):
-        assert unlike(
-            database, StoredDuration("Abs.csv:2", run_id, "", ""), PlannedDuration(CPU, "cold", "wall-clock")
-        ).keys() == {comparable.ORIGIN}
+        (difference,) = unlike(database, (run_id, "", ""), "cold", "wall-clock")
+        assert difference.startswith("1 with origin unknown: without a ")
     # Unless the folder says what they are of.
     named = Database(tmp_path / "AMD_EPYC/torch/torch2.13.0_cpu")
-    assert unlike(named, StoredDuration("Abs.csv:2", "", "", ""), PlannedDuration(CPU, "cold", "wall-clock")) == {}
+    assert unlike(named, ("", "", ""), "cold", "wall-clock") == []
 
 
 DEVICE = {"name": "NVIDIA_H200", "kind": "cuda", "facts": {"driver": "550.54.15", "torch": "2.9.0", "cuda": "13.0"}}

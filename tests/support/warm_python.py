@@ -4,17 +4,19 @@
 that asks, as a new process would be, processes that it starts are forked likewise, and /proc shows its command line
 and its environment.
 
-Nothing of this project is imported ahead, and the first process has one thread: others would not be there in the fork.
+What sessions import of this checkout is there too, but for a program that finds another copy of it first. The first
+process has one thread: others would not be there in the fork.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import faulthandler
 import fcntl
 import gc
-import importlib
+import importlib.machinery
 import inspect
 import json
 import os
@@ -32,8 +34,29 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).parents[2]
 #: The imports of sessions. Not plugins of pytest, which it could not rewrite any more.
-MODULES = ("execnet", "filelock", "msgspec", "pandas", "pyarrow.csv", "pytest", "torch", "yaml")
+MODULES = (
+    *("cyclopts", "execnet", "filelock", "msgspec", "pandas", "platformdirs", "pyarrow.csv", "pytest", "rich.console"),
+    *("torch", "yaml"),
+)
+#: Those of this checkout, which import the others.
+OWN_MODULES = (
+    "opatlas.bench.formulas",
+    "opatlas.bench.implementations.torch",
+    "opatlas.cli.app",
+    "opatlas.cli.main",
+    "opatlas.cli.query",
+    "opatlas.outer.cluster.dealer",
+    "opatlas.plugins.collector",
+    "opatlas.plugins.hooks",
+    "opatlas.plugins.theory",
+    "opatlas.run.process.ranks",
+    "opatlas.run.runner",
+    *(f"opatlas.bench.{path.stem}" for path in sorted(ROOT.glob("bench/test_*.py"))),
+)
+#: Environment variable of programs that are to import modules of this checkout themselves.
+IMPORTS_ANEW = "OPATLAS_TEST_IMPORTS_ANEW"
 #: Linux's number of the call `clone`, and its flag for a child of the caller's parent.
 _CLONE = {"x86_64": 56, "aarch64": 220}.get(platform.machine()) if sys.platform == "linux" else None
 _CLONE_PARENT = 0x8000
@@ -258,6 +281,15 @@ def _run(words: list[str], path: Sequence[str]) -> None:
     named = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     sys.path[:] = dict.fromkeys((first, *named, *path))
     sys.argv = program[1:] if kind == "-m" else program if not kind else ["-c", *program[2:]]
+    found = importlib.machinery.PathFinder.find_spec("opatlas")
+    is_other = found is not None and found.origin != str(ROOT / "opatlas" / "__init__.py")
+    if is_other or IMPORTS_ANEW in os.environ:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "opatlas"]:
+            del sys.modules[name]
+    for word in program[:2]:
+        # runpy warns of a module that is there before it runs it. Of a package it runs another, __main__.
+        if word in sys.modules and not hasattr(sys.modules[word], "__path__"):
+            del sys.modules[word]
     if kind == "-m":
         runpy.run_module(program[1], run_name="__main__", alter_sys=True)
     elif kind == "-c":
@@ -331,6 +363,13 @@ def main(descriptor: int, modules: Sequence[str]) -> None:
     sys._opatlas_warm = True  # type: ignore[attr-defined]
     for name in modules:
         importlib.import_module(name)
+    sys.path.insert(0, str(ROOT))
+    for name in OWN_MODULES:
+        importlib.import_module(name)
+    for name, module in sys.modules.items():
+        if name == "opatlas" or name.startswith("opatlas.plugins"):
+            # pytest would warn that it did not import them.
+            module.__doc__ = f"{module.__doc__}\n\nPYTEST_DONT_REWRITE"
     gc.freeze()
     # A search for processes by their environment means none of these.
     os.environ.clear()
@@ -338,5 +377,28 @@ def main(descriptor: int, modules: Sequence[str]) -> None:
     serve(socket.socket(fileno=descriptor), path)
 
 
+def _end(status: object) -> None:
+    """Ends a fork as Python ends, but that modules are not torn down: with those of torch that takes most of its time.
+
+    Each page that has an object would be copied, only to be given back.
+    """
+    if not (status is None or isinstance(status, int)):
+        print(status, file=sys.stderr)
+        status = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        status = status or 120
+    os._exit((status or 0) & 0xFF)
+
+
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2:-1])
+    ended: object = None
+    try:
+        main(int(sys.argv[1]), sys.argv[2:-1])
+    except SystemExit as error:
+        ended = error.code
+    _end(ended)

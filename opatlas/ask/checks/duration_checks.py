@@ -18,20 +18,7 @@ import numpy as np
 
 from opatlas import formats
 from opatlas.ask.checks.check import CheckedDatabase, Finding, finding
-from opatlas.row.columns import (
-    BASE,
-    DTYPE,
-    EP_SIZE,
-    INPUT_SLOTS,
-    LENGTHS_IN_SIGNATURE,
-    MESSAGE_BYTES,
-    NUM_DEVICES,
-    OUTPUT_SLOTS,
-    PROFILING_POPULATIONS,
-    QUALITY_REASON,
-    RUNTIME_IN_SIGNATURE,
-    TOPOLOGY_TIER,
-)
+from opatlas.row import columns as col
 from opatlas.row.communication import ALL_REDUCE, BY_KERNEL_TYPE, Collective, is_communication
 from opatlas.row.quality import NOISE_LIMIT, NOISE_WIDTHS, ROOFLINE_SLACK, Durations, Floats, Quality, judge
 from opatlas.row.roofline import PRODUCTS, Link, bound_us, row_work
@@ -58,7 +45,7 @@ def least_us(database: CheckedDatabase, table: RowTable, durations: Durations) -
         for aligned in alignments(database, table):
             found[aligned.position] = np.nan if aligned.least_us is None else aligned.least_us
     elif peak is not None:
-        columns = {name: table.cells(name) for name in BASE}
+        columns = {name: table.cells(name) for name in col.BASE}
         for index in np.flatnonzero(durations.of_kernel).tolist():
             work = row_work(table.kernel_type, {name: cells[index] for name, cells in columns.items()})
             if work is not None:
@@ -123,7 +110,7 @@ def alignments(database: CheckedDatabase, table: RowTable) -> Iterator[Alignment
     collective, peak = BY_KERNEL_TYPE.get(table.kernel_type), database.peak
     if collective is None:
         return
-    columns = (MESSAGE_BYTES, NUM_DEVICES, TOPOLOGY_TIER)
+    columns = (col.MESSAGE_BYTES, col.NUM_DEVICES, col.TOPOLOGY_TIER)
     numbers = [[parse_whole(cell.strip()) for cell in table.cells(name)] for name in columns]
     for index, (size, devices, tier) in enumerate(zip(*numbers, strict=True)):
         found = [durations[index] for durations in (table.replayed, table.captured)]
@@ -247,8 +234,8 @@ def _family(rows: dict[int, int], durations: Durations) -> Family:
 
 
 def _message_keys(table: RowTable) -> Iterator[tuple[tuple[object, ...], int | None]]:
-    others = zip(*(table.cells(column) for column in (NUM_DEVICES, DTYPE, TOPOLOGY_TIER)), strict=True)
-    for key, cell in zip(others, table.cells(MESSAGE_BYTES), strict=True):
+    others = zip(*(table.cells(column) for column in (col.NUM_DEVICES, col.DTYPE, col.TOPOLOGY_TIER)), strict=True)
+    for key, cell in zip(others, table.cells(col.MESSAGE_BYTES), strict=True):
         yield key, parse_whole(cell.strip()) or None
 
 
@@ -259,9 +246,10 @@ def _tensor_keys(table: RowTable) -> Iterator[tuple[tuple[object, ...], int | No
     """
     is_product = base_type(table.kernel_type) in PRODUCTS
     extra = zip(
-        *(table.cells(column) for column in (*RUNTIME_IN_SIGNATURE, *LENGTHS_IN_SIGNATURE, EP_SIZE)), strict=True
+        *(table.cells(column) for column in (*col.RUNTIME_IN_SIGNATURE, *col.LENGTHS_IN_SIGNATURE, col.EP_SIZE)),
+        strict=True,
     )
-    slots = zip(*(table.cells(column) for column in (*INPUT_SLOTS, *OUTPUT_SLOTS)), strict=True)
+    slots = zip(*(table.cells(column) for column in (*col.INPUT_SLOTS, *col.OUTPUT_SLOTS)), strict=True)
     for cells, more in zip(slots, extra, strict=True):
         inputs = slot_words(*cells[:3], optional_inputs(table.kernel_type))
         outputs = slot_words(*cells[3:], optional_outputs(table.kernel_type))
@@ -310,7 +298,7 @@ def noisy(_database: CheckedDatabase, table: RowTable) -> Iterator[Finding]:
         if quality is Quality.ABOVE_ROOFLINE:
             continue  # the checks below-roofline and links find these
         if quality is not None:
-            reason = f"{quality}: {table.cells(QUALITY_REASON)[index]}".removesuffix(": ")
+            reason = f"{quality}: {table.cells(col.QUALITY_REASON)[index]}".removesuffix(": ")
         else:
             std = formats.duration(durations.std_us[index])
             reason = f"the standard deviation is {formats.percent(share)} of the mean, {std}"
@@ -324,7 +312,7 @@ def captures(_database: CheckedDatabase, table: RowTable) -> Iterator[Finding]:
     median and mean describe neither.
     """
     durations = table.captured
-    populations = table.cells(PROFILING_POPULATIONS)
+    populations = table.cells(col.PROFILING_POPULATIONS)
     for index in np.flatnonzero(durations.known).tolist():
         if durations.quality[index] is Quality.BIMODAL:
             value, share = formats.duration(durations.median_us[index]), np.nan_to_num(durations.noise[index])

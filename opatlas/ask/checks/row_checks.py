@@ -10,28 +10,9 @@ import numpy as np
 from opatlas import formats
 from opatlas.ask.checks.check import WHOLE_DATABASE, CheckedDatabase, Finding, finding
 from opatlas.capture.cases import pool_cases
-from opatlas.data.ingests import read_ingests
 from opatlas.data.manifest import Manifest
 from opatlas.errors import OpAtlasError
-from opatlas.row.columns import (
-    AVERAGE,
-    CACHE_STATE,
-    DURATION,
-    INSTRUMENT,
-    MICROBENCH_MEDIAN,
-    MICROBENCH_MIN,
-    MICROBENCH_SAMPLES,
-    MICROBENCH_STD,
-    PROFILING_AVERAGE,
-    PROFILING_MEDIAN,
-    PROFILING_RUN_ID,
-    PROFILING_SAMPLES,
-    PROFILING_STD,
-    QUALITY_REASON,
-    RUN_ID,
-    STATUS,
-    STATUS_REASON,
-)
+from opatlas.row import columns as col
 from opatlas.row.communication import is_communication, row_kind
 from opatlas.row.quality import LONGEST_US, Mask, names_outliers
 from opatlas.row.status import Status
@@ -46,7 +27,7 @@ def unreadable(database: CheckedDatabase) -> Iterator[Finding]:
     provenance = database.provenance
     problems = list(provenance.problems)
     try:
-        pool_cases(read_ingests(provenance.database))
+        pool_cases(provenance.ingests)
     except OpAtlasError as error:
         problems.append(str(error))
     for problem in dict.fromkeys(problems):
@@ -55,12 +36,12 @@ def unreadable(database: CheckedDatabase) -> Iterator[Finding]:
 
 #: Tolerances for rounding: to three decimals, and to six digits.
 _ROUNDING_US, _ROUNDING = 0.002, 1e-5
-_MAY_BE_ZERO = (MICROBENCH_STD, PROFILING_STD)
+_MAY_BE_ZERO = (col.MICROBENCH_STD, col.PROFILING_STD)
 _NUMBERS = (
-    *(MICROBENCH_MEDIAN, MICROBENCH_MIN, MICROBENCH_STD, MICROBENCH_SAMPLES),
-    *(PROFILING_AVERAGE, PROFILING_MEDIAN, PROFILING_STD, PROFILING_SAMPLES),
+    *(col.MICROBENCH_MEDIAN, col.MICROBENCH_MIN, col.MICROBENCH_STD, col.MICROBENCH_SAMPLES),
+    *(col.PROFILING_AVERAGE, col.PROFILING_MEDIAN, col.PROFILING_STD, col.PROFILING_SAMPLES),
 )
-_COUNTS = (MICROBENCH_SAMPLES, PROFILING_SAMPLES)
+_COUNTS = (col.MICROBENCH_SAMPLES, col.PROFILING_SAMPLES)
 _CELL_SHOWN = 40
 
 
@@ -80,7 +61,7 @@ def impossible(_database: CheckedDatabase, table: RowTable) -> Iterator[Finding]
         none = np.full(len(table), np.nan)
         means, medians, leasts = (table.numbers(column) if column else none for column in (mean, median, least))
         slack = _ROUNDING_US + _ROUNDING * np.fmax(means, medians)
-        without = [mean == AVERAGE and names_outliers(reason) for reason in table.cells(QUALITY_REASON)]
+        without = [mean == col.AVERAGE and names_outliers(reason) for reason in table.cells(col.QUALITY_REASON)]
         off = slack + np.where(without, deviation, 0.0)
         reach = deviation * (count - 1) / np.sqrt(np.maximum(count, 1))
         far, farther = np.abs(means - medians) > deviation + off, (count >= 2) & (means - leasts > reach + off)
@@ -100,10 +81,10 @@ def impossible(_database: CheckedDatabase, table: RowTable) -> Iterator[Finding]
 def _statistics(table: RowTable) -> Iterator[tuple[str, str, str, str, str]]:
     """Yields the columns of each population: std, samples, mean, median, minimum; "" for a column that is missing."""
     if is_communication(table.kernel_type):
-        yield MICROBENCH_STD, MICROBENCH_SAMPLES, "", DURATION, MICROBENCH_MIN
+        yield col.MICROBENCH_STD, col.MICROBENCH_SAMPLES, "", col.DURATION, col.MICROBENCH_MIN
     else:
-        yield MICROBENCH_STD, MICROBENCH_SAMPLES, AVERAGE, MICROBENCH_MEDIAN, MICROBENCH_MIN
-        yield PROFILING_STD, PROFILING_SAMPLES, PROFILING_AVERAGE, PROFILING_MEDIAN, ""
+        yield col.MICROBENCH_STD, col.MICROBENCH_SAMPLES, col.AVERAGE, col.MICROBENCH_MEDIAN, col.MICROBENCH_MIN
+        yield col.PROFILING_STD, col.PROFILING_SAMPLES, col.PROFILING_AVERAGE, col.PROFILING_MEDIAN, ""
 
 
 def _no_numbers(table: RowTable, column: str) -> Iterator[tuple[int, str]]:
@@ -138,7 +119,7 @@ def duplicates(_database: CheckedDatabase, table: RowTable) -> Iterator[Finding]
 
 def statuses(_database: CheckedDatabase, table: RowTable) -> Iterator[Finding]:
     """Finds statuses that are unknown, lack a reason, or contradict the duration of their row."""
-    cells = zip(table.cells(STATUS), table.cells(STATUS_REASON), table.replayed.known.tolist(), strict=True)
+    cells = zip(table.cells(col.STATUS), table.cells(col.STATUS_REASON), table.replayed.known.tolist(), strict=True)
     for index, (cell, reason, has_duration) in enumerate(cells):
         status = table.statuses[index]
         if cell.strip() and status is None:
@@ -153,7 +134,7 @@ def origins(database: CheckedDatabase, table: RowTable) -> Iterator[Finding]:
     """Finds durations without a manifest of their run or ingest."""
     provenance = database.provenance
     ingests = {ingest.manifest.run_id for ingest in provenance.ingests}
-    sources = (table.replayed, RUN_ID, set(provenance.manifests)), (table.captured, PROFILING_RUN_ID, ingests)
+    sources = (table.replayed, col.RUN_ID, set(provenance.manifests)), (table.captured, col.PROFILING_RUN_ID, ingests)
     for durations, column, known in sources:
         for index in np.flatnonzero(durations.known).tolist():
             ids = [each.strip() for each in durations.run_id[index].split(";") if each.strip()]
@@ -210,7 +191,7 @@ def _unlike_runs(
 
 
 def _unlike_cells(database: CheckedDatabase) -> Iterator[Finding]:
-    for column in (CACHE_STATE, INSTRUMENT):
+    for column in (col.CACHE_STATE, col.INSTRUMENT):
         indices: dict[str, dict[str, list[int]]] = {}
         for table in database.tables.values():
             cells = table.cells(column)

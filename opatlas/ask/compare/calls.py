@@ -9,23 +9,7 @@ from enum import Enum
 from statistics import median, pvariance
 
 from opatlas.formats import percent
-from opatlas.row.columns import (
-    CACHE_STATE,
-    CONTROL_RATIO,
-    CONVERSIONS,
-    IMPLEMENTATION,
-    INSTRUMENT,
-    MICROBENCH_DEVICE_KERNELS,
-    OUTPUTS_MISSING,
-    POOLED_RUN_DURATIONS,
-    SPAN,
-    SPEED_UP,
-    SPEED_UP_AGAINST,
-    SPEED_UP_HIGH,
-    SPEED_UP_LOW,
-    SPEED_UP_ROUNDS,
-    STATUS_REASON,
-)
+from opatlas.row import columns as col
 from opatlas.row.quality import (
     AMBIGUOUS_LIMIT,
     HOST_BOUND,
@@ -80,7 +64,7 @@ class RowCall:
     @property
     def reason(self) -> str:
         """The Status Reason; "" for a capture."""
-        return "" if self.row is None or self.is_captured else self.row.cell(STATUS_REASON)
+        return "" if self.row is None or self.is_captured else self.row.cell(col.STATUS_REASON)
 
     def cell(self, column: str) -> str:
         """Returns a cell about what a replay measured; "" if none did."""
@@ -99,12 +83,12 @@ class RowCall:
     @property
     def span_us(self) -> float | None:
         """The median time from the start of the first to the end of the last kernel; None if unknown."""
-        return valid_duration(self.cell(SPAN))
+        return valid_duration(self.cell(col.SPAN))
 
     @property
     def kernels(self) -> int | None:
         """The number of device kernels; None if unknown."""
-        return parse_whole(self.cell(MICROBENCH_DEVICE_KERNELS))
+        return parse_whole(self.cell(col.MICROBENCH_DEVICE_KERNELS))
 
     @property
     def is_host_bound(self) -> bool:
@@ -127,7 +111,7 @@ class RowCall:
     @property
     def is_partial(self) -> bool:
         """Whether outputs are missing, or inputs and results were converted outside the measured time."""
-        return bool(self.cell(OUTPUTS_MISSING) or self.cell(CONVERSIONS))
+        return bool(self.cell(col.OUTPUTS_MISSING) or self.cell(col.CONVERSIONS))
 
     @property
     def run_id(self) -> str:
@@ -137,7 +121,7 @@ class RowCall:
     @property
     def ratios(self) -> RatioInterval | None:
         """The baseline's duration / the call's, of rounds in one session; None without rounds."""
-        cells = (valid_duration(self.cell(column)) for column in (SPEED_UP, SPEED_UP_LOW, SPEED_UP_HIGH))
+        cells = (valid_duration(self.cell(column)) for column in (col.SPEED_UP, col.SPEED_UP_LOW, col.SPEED_UP_HIGH))
         ratio, low, high = cells
         if ratio is None or low is None or high is None or not self.rounds:
             return None
@@ -146,17 +130,17 @@ class RowCall:
     @property
     def rounds(self) -> tuple[int, ...]:
         """The number of rounds in each process."""
-        return tuple(count for part in self.cell(SPEED_UP_ROUNDS).split(";") if (count := parse_whole(part)))
+        return tuple(count for part in self.cell(col.SPEED_UP_ROUNDS).split(";") if (count := parse_whole(part)))
 
     @property
     def control(self) -> float | None:
         """The baseline's duration / the baseline's, called once more in the same rounds; None without a control."""
-        return valid_duration(self.cell(CONTROL_RATIO))
+        return valid_duration(self.cell(col.CONTROL_RATIO))
 
     @property
     def spread_of_runs(self) -> float:
         """The standard deviation of a run's duration, as a share, that is assumed of the instrument."""
-        name = self.cell(INSTRUMENT)
+        name = self.cell(col.INSTRUMENT)
         on_device = self.is_captured or name in _ON_DEVICE or name.endswith("-events")
         return SPREAD_ON_DEVICE if on_device else SPREAD_OF_WALL_CLOCK
 
@@ -188,7 +172,7 @@ class RowCall:
     @property
     def run_medians_us(self) -> tuple[float, ...]:
         """The median of each run that the duration was pooled from; empty if it is that of one run."""
-        medians = run_medians(self.cell(POOLED_RUN_DURATIONS))
+        medians = run_medians(self.cell(col.POOLED_RUN_DURATIONS))
         # A duration that replaced the pooled one is of another run.
         return tuple(medians.values()) if self.duration is not None and self.duration.run_id in medians else ()
 
@@ -351,8 +335,8 @@ def _sampled_in_rounds(baseline: RowCall, rival: RowCall) -> RowCall | None:
     time.
     """
     for call, other in ((rival, baseline), (baseline, rival)):
-        against = call.cell(SPEED_UP_AGAINST)
-        is_against = bool(against) and against == other.cell(IMPLEMENTATION) and call.ratios is not None
+        against = call.cell(col.SPEED_UP_AGAINST)
+        is_against = bool(against) and against == other.cell(col.IMPLEMENTATION) and call.ratios is not None
         if is_against and call.run_id and other.run_id <= call.run_id:
             return call
     return None
@@ -427,7 +411,7 @@ def _other_conditions(baseline: RowCall, rival: RowCall) -> str:
     """
     if baseline.is_captured != rival.is_captured:
         return "the replay is a composition" if baseline.is_composition or rival.is_composition else ""
-    for what, column in (("cache", CACHE_STATE), ("instrument", INSTRUMENT)):
+    for what, column in (("cache", col.CACHE_STATE), ("instrument", col.INSTRUMENT)):
         ours, theirs = baseline.cell(column), rival.cell(column)
         if ours != theirs:
             return f"{what} ({ours or 'not known'}, {theirs or 'not known'})"

@@ -16,16 +16,7 @@ import numpy as np
 from opatlas.ask.query.question import FORM, Question, machine_floor, measured_half_widths
 from opatlas.data.origin import Provenance, are_one_device, joined
 from opatlas.errors import OpAtlasError
-from opatlas.row.columns import (
-    EP_SIZE,
-    INPUT_DTYPES,
-    INPUT_FORMATS,
-    INPUT_SHAPES,
-    LENGTHS_IN_SIGNATURE,
-    MICROBENCH_DEVICE_KERNELS,
-    OUTPUT_SHAPES,
-    RUNTIME_IN_SIGNATURE,
-)
+from opatlas.row import columns as col
 from opatlas.row.communication import is_communication
 from opatlas.row.quality import Duration, Floats, Mask, Positions, Source
 from opatlas.row.signature import signatures
@@ -37,7 +28,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 #: Columns besides those of the tensors that belong to the signature of some kernel types.
-_EXTRA_IN_SIGNATURE = (*RUNTIME_IN_SIGNATURE, *LENGTHS_IN_SIGNATURE, EP_SIZE)
+_EXTRA_IN_SIGNATURE = (*col.RUNTIME_IN_SIGNATURE, *col.LENGTHS_IN_SIGNATURE, col.EP_SIZE)
 #: The instrument of a captured duration.
 CAPTURED = "capture"
 #: The note of rows of which `RowDuration.composed` is None.
@@ -263,23 +254,23 @@ class AnsweringRows:
     @cached_property
     def share_in_nz(self) -> float:
         """The share of the rows with a tensor in FRACTAL_NZ, as weights are stored on NPUs."""
-        return sum(_NZ in cell for cell in self.cells(INPUT_FORMATS)) / max(len(self), 1)
+        return sum(_NZ in cell for cell in self.cells(col.INPUT_FORMATS)) / max(len(self), 1)
 
     def find(self, question: Question) -> list[int]:
         """Returns the places of the rows that have all cells of a question, one for each signature."""
-        rows = self._by_inputs.get(normal_words(self.kernel_type, INPUT_SHAPES, question.cells), [])
+        rows = self._by_inputs.get(normal_words(self.kernel_type, col.INPUT_SHAPES, question.cells), [])
         for column in question.cells:
-            if rows and column != INPUT_SHAPES:
+            if rows and column != col.INPUT_SHAPES:
                 wanted = normal_words(self.kernel_type, column, question.cells)
                 rows = [i for i in rows if self.words_at(i, column) == wanted]
         if question.dtype:
-            rows = [i for i in rows if self.words_at(i, INPUT_DTYPES)[:1] == (question.dtype,)]
+            rows = [i for i in rows if self.words_at(i, col.INPUT_DTYPES)[:1] == (question.dtype,)]
         return sorted({self.signatures[i]: i for i in reversed(rows)}.values())
 
     @cached_property
     def _by_inputs(self) -> Mapping[tuple[str, ...], list[int]]:
         found: dict[tuple[str, ...], list[int]] = {}
-        for place, words in enumerate(self.words(INPUT_SHAPES)):
+        for place, words in enumerate(self.words(col.INPUT_SHAPES)):
             found.setdefault(words, []).append(place)
         return found
 
@@ -289,18 +280,18 @@ class AnsweringRows:
 
     def has_dtypes(self, cells: Mapping[str, str]) -> bool:
         """Returns whether some row has the dtypes of these inputs; slots that only one of them has do not count."""
-        asked = normal_words(self.kernel_type, INPUT_DTYPES, cells)
+        asked = normal_words(self.kernel_type, col.INPUT_DTYPES, cells)
         return any(asked[: len(words)] == words[: len(asked)] for words in self._dtypes)
 
     @cached_property
     def _dtypes(self) -> frozenset[tuple[str, ...]]:
-        return frozenset(self.words_at(places[0], INPUT_DTYPES) for places in self.alike)
+        return frozenset(self.words_at(places[0], col.INPUT_DTYPES) for places in self.alike)
 
     @cached_property
     def alike(self) -> list[list[int]]:
         """The places of the rows, those together that differ in nothing but the sizes of their tensors."""
         found: dict[object, list[int]] = {}
-        shapes = ([_SIZE.sub("0", cell) for cell in self.cells(name)] for name in (INPUT_SHAPES, OUTPUT_SHAPES))
+        shapes = ([_SIZE.sub("0", cell) for cell in self.cells(name)] for name in (col.INPUT_SHAPES, col.OUTPUT_SHAPES))
         for place, cells in enumerate(zip(*shapes, *map(self.cells, FORM), strict=True)):
             found.setdefault(cells, []).append(place)
         return list(found.values())
@@ -344,7 +335,9 @@ def _judged(
             is_captured, composed = duration.source is Source.CAPTURED, duration.composed
             device = (captured_on if is_captured else replayed_on)(duration.run_id)
             if composed is None and not is_captured:
-                composed = _composition_of(row.kernel_type, duration.instrument, row.cell(MICROBENCH_DEVICE_KERNELS))
+                composed = _composition_of(
+                    row.kernel_type, duration.instrument, row.cell(col.MICROBENCH_DEVICE_KERNELS)
+                )
             left_out = ""
             if not are_one_device(device, answering):
                 left_out = f"its duration is of {device}"

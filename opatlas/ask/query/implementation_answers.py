@@ -29,26 +29,10 @@ from opatlas.ask.query.question import (
     measured_half_widths,
 )
 from opatlas.data.database import Database
-from opatlas.data.manifest import read_manifests
+from opatlas.data.manifest import Manifest, read_manifests
 from opatlas.data.origin import Provenance, are_one_device, database_device, joined
 from opatlas.errors import OpAtlasError
-from opatlas.row.columns import (
-    CACHE_STATE,
-    DTYPE,
-    INPUT_DTYPES,
-    INPUT_FORMATS,
-    INSTRUMENT,
-    MESSAGE_BYTES,
-    NUM_DEVICES,
-    OUTPUT_DTYPES,
-    OUTPUT_FORMATS,
-    OUTPUT_SHAPES,
-    PROFILING_POPULATIONS,
-    QUALITY,
-    RUN_ID,
-    RUNTIME,
-    TOPOLOGY_TIER,
-)
+from opatlas.row import columns as col
 from opatlas.row.communication import BY_NAME, Collective, is_communication
 from opatlas.row.location import communication_library, device_kind, newness, parse_path
 from opatlas.row.signature import row_cells, signature
@@ -65,23 +49,23 @@ if TYPE_CHECKING:
 FASTEST = "fastest"
 #: The columns of `OpenDatabase.query_many`.
 ANSWER_COLUMNS = (
-    *("Duration(us)", "Low(us)", "High(us)", "How", "Implementation", QUALITY, RUN_ID, "Composition"),
-    *("Device", CACHE_STATE, INSTRUMENT, "Machines", "Source"),
+    *("Duration(us)", "Low(us)", "High(us)", "How", "Implementation", col.QUALITY, col.RUN_ID, "Composition"),
+    *("Device", col.CACHE_STATE, col.INSTRUMENT, "Machines", "Source"),
 )
 #: Of these the ones that all rows of an implementation tell of a prediction, by their names in `QueryResult`.
-_COMMON = {"device": "Device", "cache": CACHE_STATE, "instrument": INSTRUMENT, "source": "Source"}
+_COMMON = {"device": "Device", "cache": col.CACHE_STATE, "instrument": col.INSTRUMENT, "source": "Source"}
 #: The words of the column Composition, by `QueryResult.composed`.
 COMPOSITION_WORDS = {False: "no", True: "yes", None: "not told"}
 #: AI cores of a 910B, whose manifests do not have them.
 _CORES_IF_UNKNOWN = 24
 #: The columns that distinguish rows with the same shapes, and the arguments of `query` for them.
 _TELLING = {
-    INPUT_DTYPES: "dtypes",
-    INPUT_FORMATS: "formats",
-    OUTPUT_SHAPES: "output_shapes",
-    OUTPUT_DTYPES: "output_dtypes",
-    OUTPUT_FORMATS: "output_formats",
-    **dict.fromkeys(RUNTIME, "runtime"),
+    col.INPUT_DTYPES: "dtypes",
+    col.INPUT_FORMATS: "formats",
+    col.OUTPUT_SHAPES: "output_shapes",
+    col.OUTPUT_DTYPES: "output_dtypes",
+    col.OUTPUT_FORMATS: "output_formats",
+    **dict.fromkeys(col.RUNTIME, "runtime"),
 }
 
 
@@ -269,8 +253,8 @@ class ImplementationAnswers:
         told = {
             "Composition": facts["composed"].map(COMPOSITION_WORDS.__getitem__),
             "Machines": np.array(["" if each.machines[0] is None else each.machines[0] for each in rows.found], object),
-            QUALITY: facts["quality"],
-            RUN_ID: facts["run_id"],
+            col.QUALITY: facts["quality"],
+            col.RUN_ID: facts["run_id"],
         }
         common = {column: facts[fact] for fact, column in _COMMON.items()}
         table: pd.DataFrame = facts[[]].assign(**numbers, Implementation=rows.label, **told, **common)
@@ -280,15 +264,18 @@ class ImplementationAnswers:
         from opatlas.ask.query.predictor import Predictor
 
         floor = 0.0 if self.same_machine else OTHER_MACHINE_FLOOR
-        return Predictor(self.stored_rows(kernel_type, name), self._cores, floor)
+        return Predictor(
+            self.stored_rows(kernel_type, name), self.device_fact("multiprocessors") or _CORES_IF_UNKNOWN, floor
+        )
+
+    def device_fact(self, name: str) -> int:
+        """Returns a number that the manifests of runs tell of the device, such as its memory; 0 if none does."""
+        facts = ((each.device.get("facts") or {}).get(name) for each in self._manifests.values())
+        return max((fact for fact in facts if isinstance(fact, int)), default=0)
 
     @cached_property
-    def _cores(self) -> int:
-        """The multiprocessors of the device, by the manifests of its runs."""
-        manifests = read_manifests(Database(self.path), problems=[])
-        found = {(each.device.get("facts") or {}).get("multiprocessors") for each in manifests.values()}
-        counts = [count for count in found if isinstance(count, int) and count > 0]
-        return max(counts, default=_CORES_IF_UNKNOWN)
+    def _manifests(self) -> Mapping[str, Manifest]:
+        return read_manifests(Database(self.path), problems=[])
 
     def _read_rows(self, kernel_type: str, name: str) -> AnsweringRows:
         database = self.implementations[name]
@@ -354,7 +341,7 @@ def _note(stored: RowDuration) -> str:
         return f"the last run of the row ended with status {stored.lost}: the duration is of an earlier one"
     if stored.is_captured and stored.duration.quality:
         # The duration is the average: neither population may have it.
-        return f"the capture has {stored.row.cell(PROFILING_POPULATIONS)}: the duration is the average of all"
+        return f"the capture has {stored.row.cell(col.PROFILING_POPULATIONS)}: the duration is the average of all"
     return "" if stored.composed is not None else UNKNOWN_COMPOSITION
 
 
@@ -384,16 +371,21 @@ def answer_collective(
         raise NoAnswer(f"{name}: no communication database of this device has it: measure it (opatlas collectives)")
     (label, *_) = messages.implementations
     rows = messages.stored_rows(kernel_type, label)
-    counts = [count for cell in rows.cells(NUM_DEVICES) if (count := parse_whole(cell.strip()))]
+    counts = [count for cell in rows.cells(col.NUM_DEVICES) if (count := parse_whole(cell.strip()))]
     if counts and devices > max(counts):
         return _of_more_devices(messages, BY_NAME[name], message_bytes, devices, max(counts), dtype, tier)
     tiers = Counter(
         each
-        for each, count in zip(rows.cells(TOPOLOGY_TIER), rows.cells(NUM_DEVICES), strict=True)
+        for each, count in zip(rows.cells(col.TOPOLOGY_TIER), rows.cells(col.NUM_DEVICES), strict=True)
         if count.strip() == str(devices)
     )
     chosen = str(tier) if tier is not None else tiers.most_common(1)[0][0] if tiers else ""
-    cells = {MESSAGE_BYTES: str(message_bytes), NUM_DEVICES: str(devices), DTYPE: dtype, TOPOLOGY_TIER: chosen}
+    cells = {
+        col.MESSAGE_BYTES: str(message_bytes),
+        col.NUM_DEVICES: str(devices),
+        col.DTYPE: dtype,
+        col.TOPOLOGY_TIER: chosen,
+    }
     return messages.answer_row(label, kernel_type, cells)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from opatlas.ask.query.answering_rows import AnsweringRows
-from opatlas.ask.query.features import row_features
+from opatlas.ask.query.features import kernel_work, row_features
 from opatlas.ask.query.implementation_answers import FASTEST, ImplementationAnswers, answer_collective, best_answer
 from opatlas.ask.query.question import How, NoAnswer, QueryResult
 from opatlas.data.origin import are_one_device, joined
@@ -24,9 +24,10 @@ from opatlas.errors import OpAtlasError
 from opatlas.files import read_safely
 from opatlas.row.columns import DTYPE, MESSAGE_BYTES, NUM_DEVICES
 from opatlas.row.communication import BY_KERNEL_TYPE
-from opatlas.row.roofline import tensor_bytes
+from opatlas.row.roofline import achieved_rates, device_peak, tensor_bytes
 from opatlas.row.slots import row_slots
-from opatlas.theory.model_calls import ModelCall, Phase
+from opatlas.theory.model_calls import ModelCall
+from opatlas.theory.model_step import Step, StepMemory
 
 #: The file of a default database that names the stack of its device: implementations in their order, with commas.
 STACK = "stack.txt"
@@ -63,6 +64,7 @@ class PartCost:
         signature: the signature of the row.
         bytes_per_call: the least bytes that a call reads and writes, by its shapes and dtypes; 0 if unknown.
         source: whether the rows were replayed or captured, as in `QueryResult`; "" if the duration is unknown.
+        roofline: the share of what the device's data sheet allows; None if unknown.
         reason: why the duration is missing; "" if it is not.
     """
 
@@ -82,6 +84,7 @@ class PartCost:
     instrument: str = ""
     source: str = ""
     bytes_per_call: float = 0.0
+    roofline: float | None = None
     reason: str = ""
 
     @property
@@ -99,8 +102,10 @@ class ModelCost:
         database: the folder of the database.
         parts: the parts in the order of their first call.
         stack: the implementations that answered, in their order, or "fastest".
-        tp, ep, batch, context, phase, dtype: the step, as for `OpenDatabase.model`.
+        step: the step that was asked for.
+        dtype: of its products.
         layers: the number of layers.
+        memory: of a device.
         differs: how the step differs from one of the published model: how weights are stored, windows and so on.
     """
 
@@ -108,13 +113,10 @@ class ModelCost:
     database: Path
     parts: Sequence[PartCost]
     stack: Sequence[str]
-    tp: int
-    ep: int
-    batch: int
-    context: int
-    phase: Phase
+    step: Step
     dtype: str
     layers: int
+    memory: StepMemory
     differs: tuple[str, ...] = ()
 
     @property
@@ -140,14 +142,15 @@ class ModelCost:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """The tokens that the --tp devices compute in a second, if steps follow each other without gaps.
+        """The tokens that one replica computes in a second, if steps follow each other without gaps; see `missing`.
 
-        None if a part is missing.
-
-        A decode step computes one token of each sequence, a prefill step all of them.
+        None if a part is missing. All stages have a batch each, and the largest one decides.
         """
-        tokens = self.batch * (self.context if self.phase == "prefill" else 1)
-        return tokens / self.us * 1e6 if self.us and not self.missing else None
+        if self.missing or not self.us:
+            return None
+        largest = -(-self.layers // self.step.pp) / self.layers
+        us = self.us - self.us_in_layers * (1 - largest)
+        return sum(group.n * group.queries for group in self.step.groups()) / us * 1e6
 
     @property
     def missing(self) -> list[PartCost]:
@@ -235,6 +238,10 @@ def _part_cost(layouts: tuple[ModelCall, ModelCall], answers: ImplementationAnsw
         bytes_per_call=_estimated_bytes(call),
     )
     found = answer_call(layouts, answers, stack)
+    if call.nearest and (found is None or found[1].other_dtypes):
+        plain = replace(call, cells=call.nearest)
+        found = answer_call((plain, plain), answers, stack)
+        found = found and (found[0], replace(found[1], other_dtypes=True))
     if found is None:
         return replace(part, reason=_reason(call, answers, stack))
     chosen, answer = found
@@ -243,6 +250,7 @@ def _part_cost(layouts: tuple[ModelCall, ModelCall], answers: ImplementationAnsw
         us_per_call=answer.duration_us,
         how=answer.how.value,
         signature=chosen.signature(),
+        roofline=_roofline(chosen, answer),
         **{name: getattr(answer, name) for name in _OF_ANSWER},
     )
 
@@ -268,6 +276,13 @@ def _estimated_bytes(call: ModelCall) -> float:
     sizes = [tensor_bytes([slot]) or 0 for slot in (*inputs, *outputs)]
     # The rows that it takes from the table, or brings there, are read and written.
     return 2.0 * sum(size for size in sizes if size < max(sizes))
+
+
+def _roofline(call: ModelCall, answer: QueryResult) -> float | None:
+    work = None if call.kernel_type in BY_KERNEL_TYPE else kernel_work(call.kernel_type, call.cells)
+    if work is None:
+        return None
+    return achieved_rates(work, device_peak(answer.device), answer.duration_us, cold=answer.cache != "warm").share
 
 
 def _reason(call: ModelCall, answers: ImplementationAnswers, stack: Sequence[str]) -> str:

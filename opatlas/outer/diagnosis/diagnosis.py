@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,11 +12,27 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from opatlas.capture.capture_reader import DURATION, TYPE
+from opatlas.capture.capture_reader import DEVICE as DEVICE_ID
+from opatlas.capture.capture_reader import DURATION, STEP, TYPE, WAIT
+from opatlas.capture.timeline import Timeline, numbered_steps
 from opatlas.row.columns import ACCELERATOR_CORE, BASE, INPUT_DTYPES, INPUT_SHAPES, QUALITY
 from opatlas.row.quality import Floats, Positions
+from opatlas.row.slots import EMPTY_WORDS
 
-from .kernels import BLOCK_DIM, BY, CAPTURED, DEVICE, FILE, LAUNCHES, LINE, ROW, KernelLines, read_kernels
+from .kernels import (
+    BLOCK_DIM,
+    BY,
+    CAPTURED,
+    DEVICE,
+    FILE,
+    LAUNCHES,
+    LINE,
+    QUEUED_US,
+    ROW,
+    START_US,
+    KernelLines,
+    read_kernels,
+)
 from .peaks import DevicePeaks, known_peaks, roofline_shares
 from .verdicts import L2_HIT_RATE, KernelVerdict, VerdictRule, apply_rules, limit, verdict_rules
 
@@ -70,6 +86,26 @@ class RankedKernel:
     def lost_is_known(self) -> bool:
         """Whether `lost_us` is more than an upper limit."""
         return self.roofline is not None
+
+
+@dataclass(frozen=True)
+class CapturedSteps:
+    """The timeline of one device in a capture.
+
+    Attributes:
+        capture: the file, and the device where it tells one.
+        lines: the lines of the table, in the order of their start.
+        steps: the number of each launch's step.
+        labels: the name of each step; "" if the capture tells none.
+        phases: of each step.
+    """
+
+    capture: str
+    lines: Positions
+    timeline: Timeline
+    steps: np.ndarray
+    labels: Sequence[str]
+    phases: Sequence[str]
 
 
 class Diagnosis:
@@ -206,6 +242,23 @@ class Diagnosis:
         counts = {verdict: int(self.verdicts.holds[verdict].sum()) for verdict in verdict_rules()}
         return {verdict: count for verdict, count in counts.items() if count}
 
+    @cached_property
+    def timelines(self) -> list[CapturedSteps]:
+        """The timeline of each device of each capture; none of captures without start times, and of databases.
+
+        Of captures that were joined the first one has it.
+        """
+        frame = self.table.frame
+        if START_US not in frame:
+            return []
+        known = frame[frame[START_US].notna()]
+        if self.table.joined:
+            known = known[known[FILE] == frame[FILE].iloc[0]]
+        groups = known.groupby([name for name in (FILE, DEVICE_ID) if name in known], sort=False, dropna=False)
+        return [
+            _captured_steps(" ".join(map(str, key)), own.sort_values(START_US, kind="stable")) for key, own in groups
+        ]
+
     def us_of(self, verdict: KernelVerdict) -> float:
         """Returns the sum of the durations of the kernels of which a verdict holds."""
         return float(self.duration_us[self.verdicts.holds[verdict]].sum())
@@ -225,6 +278,34 @@ class Diagnosis:
         over = self.verdicts.memory_over_compute > limit(KernelVerdict.MEMORY_BOUND, "mte2_over_compute")
         known_us = float(self.duration_us[np.isfinite(self.verdicts.busiest_ratio)].sum())
         return int(over.sum()), float(self.duration_us[over].sum()) / known_us if known_us else 0.0
+
+
+def _captured_steps(capture: str, launches: pd.DataFrame) -> CapturedSteps:
+    unknown = pd.Series(np.nan, launches.index)
+    numbers = [launches.get(name, unknown).to_numpy(np.float64) for name in (DURATION, WAIT, QUEUED_US)]
+    start_ns = np.round(launches[START_US].to_numpy(np.float64) * 1000).astype(np.int64)
+    words = launches[STEP].astype(str).str.strip() if STEP in launches else pd.Series("", launches.index)
+    words = words.where(~words.str.upper().isin(EMPTY_WORDS), "")
+    steps = numbered_steps(words.tolist())
+    kernels = pd.DataFrame(
+        {"step": steps, "type": launches[TYPE].to_numpy(), "shapes": launches[INPUT_SHAPES].to_numpy()}
+    )
+    labels = [word for word in dict.fromkeys(words) if word] or [""]
+    phases = ["all"]
+    if labels != [""]:
+        by_step = kernels.drop_duplicates().groupby("step")
+        phases = [_phase(zip(own["type"], own["shapes"], strict=True)) for _, own in by_step]
+    return CapturedSteps(capture, launches.index.to_numpy(), Timeline(start_ns, *numbers), steps, labels, phases)
+
+
+def _phase(kernels: Iterable[tuple[str, str]]) -> str:
+    try:
+        # A package of its own, which may have been deleted.
+        from opatlas.outer.superkernel.structure import StepPhase, phase_of
+    except ModuleNotFoundError:
+        return "steps"
+    phase = phase_of(kernels)
+    return "steps" if phase is StepPhase.UNKNOWN else str(phase)
 
 
 def origin_text(captured: bool, device: str = "", by: str = "") -> str:

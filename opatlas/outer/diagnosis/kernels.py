@@ -18,15 +18,26 @@ import numpy as np
 import pandas as pd
 
 from opatlas.ask.query.answering_rows import AnsweringRows
-from opatlas.capture.capture_discovery import find_captures, op_summaries
+from opatlas.capture.ascend_database import LAUNCHED
+from opatlas.capture.capture_discovery import find_captures, kind_of_capture, op_summaries
+from opatlas.capture.capture_reader import (
+    DEVICE as DEVICE_ID,
+)
 from opatlas.capture.capture_reader import (
     DURATION,
+    NAME,
+    START,
+    STEP,
+    STREAM,
     TYPE,
+    WAIT,
     CaptureHeader,
     Chunk,
+    column_of,
     read_capture_header,
     read_chunks,
 )
+from opatlas.capture.single_launches import Launches, nanoseconds, read_launches
 from opatlas.data.database import Database, expect_tables
 from opatlas.data.origin import Provenance
 from opatlas.errors import OpAtlasError, TableError
@@ -47,18 +58,20 @@ from opatlas.row.columns import (
 from opatlas.row.slots import strip_quotes
 from opatlas.text import pluralize
 
-NAME, WAIT, BLOCK_DIM, MIX_BLOCK_DIM = "Name", "Wait Time(us)", "Block Dim", "Mix Block Dim"
+BLOCK_DIM, MIX_BLOCK_DIM = "Block Dim", "Mix Block Dim"
 #: Where a line is from: the file and line of a launch, or the id of a row.
 FILE, LINE, ROW = "File", "Line", "Row"
 #: How often a line was launched, whether its duration was captured, and the device and the implementation that ran it.
 LAUNCHES, CAPTURED, DEVICE, BY = "Launches", "Captured", "Device", "By"
-#: The names of columns in other versions, and in msprof's op_summary.
-_NUMBERS = {WAIT: (WAIT, "Task Wait Time(us)"), BLOCK_DIM: (BLOCK_DIM, "Block Num")}
-_NUMBERS |= {MIX_BLOCK_DIM: (MIX_BLOCK_DIM, "Mix Block Num")}
-_NAMES = (NAME, "Op Name")
+#: When a launch began, after the first one of its file, and how long after the host's call; NaN if not recorded.
+START_US, QUEUED_US = "Start(us)", "Queued(us)"
+#: Columns of numbers and of text that no row has.
+_NUMBERS, _TEXTS = (WAIT, BLOCK_DIM, MIX_BLOCK_DIM), (NAME, START, LAUNCHED, STEP, STREAM, DEVICE_ID)
 #: Columns of numbers that are no counters.
-_NO_COUNTERS = {DURATION, LAUNCHES, LINE, *_NUMBERS, MICROBENCH_DEVICE_KERNELS, SPAN}
+_NO_COUNTERS = {DURATION, LAUNCHES, LINE, *_NUMBERS, START_US, QUEUED_US, MICROBENCH_DEVICE_KERNELS, SPAN}
 _PROFILED, _REPLAYED = "Profiling Average ", "MicroBench "
+#: A time of several centuries, whose differences are int64.
+_MOST_NS = 1 << 62
 _NO_COUNTERS_OF_ROWS = {*OWN, *PROFILING_DURATIONS}
 #: Cells of text of a database that rules and prompts read.
 _ROW_CELLS = (*BASE, CACHE_STATE, QUALITY, STAND_IN, KERNEL_NAMES, *RUNTIME_IN_SIGNATURE)
@@ -143,8 +156,15 @@ def _read_captures(place: Path) -> KernelLines:
     paths = find_captures(place).files
     for path in paths:
         try:
-            header = read_capture_header(path)
-            frame = _capture_frame(path, header, problems)
+            if kind_of_capture(path).launches is read_launches:
+                header = read_capture_header(path)
+                frame = _capture_frame(path, header, problems)
+                frame.attrs["counters"] = frozenset(header.counters)
+                named = {**header.text, DURATION: header.duration, **_columns(header, _NUMBERS)}
+                source_names |= {own: name for own, name in named.items() if own != name}
+            else:
+                frame = _launch_frame(kind_of_capture(path).launches(path), problems)
+                frame.attrs["counters"] = frozenset()
         except TableError as error:
             if len(paths) == 1:
                 raise
@@ -152,10 +172,7 @@ def _read_captures(place: Path) -> KernelLines:
             continue
         if len(frame):
             frame = frame.assign(**{FILE: str(path.relative_to(place)) if path != place else path.name})
-            frame.attrs["counters"] = frozenset(header.counters)
             frames.append(frame)
-        named = {**header.text, DURATION: header.duration, **_numbers(header)}
-        source_names |= {own: name for own, name in named.items() if own != name}
     if not frames:
         none = f"{place}: no launch has a duration: take the capture again, while kernels run"
         raise OpAtlasError("\n".join([*problems, none]))
@@ -196,24 +213,56 @@ def _by_launch(frame: pd.DataFrame, names: list[str]) -> pd.DataFrame:
     return numbered
 
 
-def _numbers(header: CaptureHeader) -> dict[str, str]:
-    """Returns the file's columns of waits and blocks, by our names."""
-    found = {own: [name for name in names if name in header.names] for own, names in _NUMBERS.items()}
-    return {own: names[0] for own, names in found.items() if names}
+def _columns(header: CaptureHeader, names: Sequence[str]) -> dict[str, str]:
+    """Returns the columns of a file by our names."""
+    return {name: found for name in names if (found := column_of(header.names, name))}
 
 
 def _capture_frame(path: Path, header: CaptureHeader, problems: list[str]) -> pd.DataFrame:
     """Returns the launches that have a duration; `problems` receives sentences about the other lines."""
-    numbers = _numbers(header)
-    named = {NAME: next(name for name in _NAMES if name in header.names)} if set(_NAMES) & set(header.names) else {}
-    wider = replace(header, text={**header.text, **named}, counters=(*header.counters, *numbers.values()))
+    numbers, texts = _columns(header, _NUMBERS), _columns(header, _TEXTS)
+    wider = replace(header, text={**header.text, **texts}, counters=(*header.counters, *numbers.values()))
     own_names = {name: own for own, name in numbers.items()}
     parts = []
     with progress("diagnose, MB", path.stat().st_size / 1e6) as advance:
         for chunk in read_chunks(path, wider):
             parts.append(_launches(path, header, chunk, own_names, problems))
             advance(chunk.size_bytes / 1e6)
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=[TYPE, DURATION, LINE, *BASE])
+    frame: pd.DataFrame = pd.DataFrame(columns=[TYPE, DURATION, LINE, *BASE])
+    if parts:
+        frame = pd.concat(parts, ignore_index=True)
+    if parts and START in texts:
+        start_ns = frame.pop(START)
+        frame[START_US] = (start_ns - start_ns[start_ns > 0].min()) / 1e3
+        frame[QUEUED_US] = np.nan
+        if LAUNCHED in texts:
+            launched_ns = frame.pop(LAUNCHED)
+            frame[QUEUED_US] = ((start_ns - launched_ns) / 1e3).where(launched_ns > 0)
+    return frame
+
+
+def _launch_frame(read: Launches, problems: list[str]) -> pd.DataFrame:
+    """Returns the launches of a capture that is no table."""
+    problems += read.problems
+    first_ns = read.launches[0].start_ns if read.launches else 0
+    rows = [
+        {
+            **dict.fromkeys(BASE, ""),
+            **launch.cells,
+            TYPE: launch.kernel_type,
+            NAME: launch.name,
+            STEP: launch.step,
+            STREAM: launch.stream,
+            DEVICE_ID: launch.device,
+            LINE: number,
+            DURATION: launch.duration_us,
+            START_US: (launch.start_ns - first_ns) / 1e3,
+            QUEUED_US: launch.queued_us,
+        }
+        for number, launch in enumerate(read.launches, 1)
+    ]
+    frame: pd.DataFrame = pd.DataFrame(rows).astype({QUEUED_US: np.float64} if rows else {})
+    return frame
 
 
 def _launches(
@@ -223,7 +272,8 @@ def _launches(
     for name, array in chunk.text.items():
         words = [strip_quotes(word or "") for word in array.dictionary.to_pylist()]
         codes = array.indices.fill_null(len(words)).to_numpy()
-        columns[name] = np.array([*words, ""], dtype=object)[codes]
+        values = [_time(word) for word in (*words, "")] if name in (START, LAUNCHED) else [*words, ""]
+        columns[name] = np.array(values, dtype=np.int64 if name in (START, LAUNCHED) else object)[codes]
     columns[DURATION] = chunk.duration_us
     columns |= {own_names.get(name, name): values for name, values in chunk.counters.items()}
     columns[LINE] = chunk.first_line + np.arange(chunk.rows)
@@ -241,6 +291,14 @@ def _launches(
     problems += [f"{path}:{bad.line}: the row does not fit the header: left out" for bad in chunk.malformed]
     timed_part: pd.DataFrame = part[there & timed]
     return timed_part
+
+
+def _time(cell: str) -> int:
+    """Returns nanoseconds; 0 if the cell is no time."""
+    try:
+        return min(max(nanoseconds(cell), 0), _MOST_NS)
+    except ValueError:
+        return 0
 
 
 def _read_rows(folder: Path) -> KernelLines:

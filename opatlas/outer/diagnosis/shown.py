@@ -1,4 +1,4 @@
-"""A diagnosis, one of its kernels, and two diagnoses side by side, as tables and as JSON."""
+"""A diagnosis, its timeline, and one of its kernels, as tables and as JSON; launches as a trace."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar
 
-import pandas as pd
+import numpy as np
 
-from opatlas.capture.capture_reader import DURATION, TYPE
+from opatlas.capture.capture_reader import DURATION, NAME, STREAM, TYPE
+from opatlas.capture.timeline import launch_bound_stretches, timeline_parts
 from opatlas.errors import UsageError
-from opatlas.formats import microseconds, percent, ratio
-from opatlas.row.columns import BASE, INPUT_SHAPES, KERNEL_NAMES, MICROBENCH_DEVICE_KERNELS, SPAN
-from opatlas.show.result import Column, Fields, Part, Result, Table
+from opatlas.formats import microseconds, percent
+from opatlas.row.columns import BASE, INPUT_DTYPES, INPUT_SHAPES, KERNEL_NAMES, MICROBENCH_DEVICE_KERNELS, SPAN
+from opatlas.show.chrome_trace import TraceSlice
+from opatlas.show.result import Column, Fields, Part, Table
 
-from .diagnosis import Diagnosis, KernelFinding, RankedKernel, origin_text
-from .kernels import LAUNCHES, NAME, ROW
+from .diagnosis import CapturedSteps, Diagnosis, KernelFinding, RankedKernel, origin_text
 from .verdicts import KernelVerdict, limit, verdict_rules
 
 T = TypeVar("T")
-#: Rows of a table.
-SHOWN = 10
+#: Rows of a table, and gaps of a timeline.
+SHOWN, _GAPS_SHOWN = 10, 5
 #: The characters of shapes that a table shows.
 _WIDTH = 24
 
@@ -44,7 +45,7 @@ def chosen(ranking: Sequence[T], rank: int) -> T:
 
 
 def diagnosis_parts(found: Diagnosis) -> Iterator[Part]:
-    """Yields facts, verdicts, rules without counters, the ranking, and what to do first."""
+    """Yields facts, verdicts, rules without counters, the ranking, the timeline, and what to do first."""
     yield _facts(found)
     yield peak_fields(found)
     if not found.table.is_capture:
@@ -67,6 +68,7 @@ def diagnosis_parts(found: Diagnosis) -> Iterator[Part]:
             title="not tested, without counters",
         )
     yield _ranking(found)
+    yield from _timeline_tables(found)
     if first := dict.fromkeys(each.verdict for each in found.ranking[:SHOWN] if each.verdict is not None):
         what = [(verdict, verdict_rules()[verdict].advice.what) for verdict in first]
         yield Table(("verdict", "what to do"), what, title="to do first")
@@ -125,6 +127,146 @@ def _ranking(found: Diagnosis) -> Table:
     ]
     title = "most time lost; all of it counts where the roofline is not known" if known else "most time"
     return Table(columns, rows[:SHOWN], title, left_out=len(rows[SHOWN:]))
+
+
+def _timeline_tables(found: Diagnosis) -> Iterator[Part]:
+    """Yields for each device busy and idle time by phase, the longest gaps, and the longest waits for the host."""
+    timelines = [timeline_as_json(found, each) for each in found.timelines]
+    several = Column("capture", wide=len(timelines) < 2)
+    us = {name: Column(f"{name}(us)", microseconds) for name in ("busy", "gaps", "host", "longest", "gap")}
+    columns = (
+        several,
+        "of",
+        "steps",
+        "launches",
+        us["busy"],
+        us["gaps"],
+        Column("idle", percent),
+        us["host"],
+        us["longest"],
+    )
+    parts = [
+        (
+            *(each["capture"], part["name"], part["steps"] or None, part["launches"] or None, part["busy_us"]),
+            *(part["idle_us"], part["idle_us"] / each["span_us"], part["launch_bound_us"], part["longest_us"]),
+        )
+        for each in timelines
+        for part in each["parts"]
+    ]
+    if parts:
+        title = "timeline; idle: of the span; host: gaps in which the host launched the next kernel"
+        yield Table(columns, parts[:SHOWN], title, left_out=len(parts[SHOWN:]))
+    yield from (
+        f"{each['capture']} is an excerpt: gaps are of missing rows" for each in timelines if each["is_excerpt"]
+    )
+    gaps = [
+        (
+            *(gap[name] for name in ("capture", "idle_us", "after", "before", "step")),
+            *("host" if gap["launch_bound"] else "", gap["line"]),
+        )
+        for each in timelines
+        for gap in each["gaps"][:_GAPS_SHOWN]
+    ]
+    if gaps:
+        yield Table((several, us["gap"], "after", "before", "step", "waits for", "line"), gaps, "longest gaps")
+    stretches = [
+        tuple(one[name] for name in ("capture", "idle_us", "launches", "us", "line"))
+        for each in timelines
+        for one in each["launch_bound_stretches"][:_GAPS_SHOWN]
+    ]
+    if stretches:
+        whole = Column("of(us)", microseconds)
+        yield Table((several, us["gaps"], "launches", whole, "from line"), stretches, "longest launch-bound stretches")
+
+
+def timeline_as_json(found: Diagnosis, of: CapturedSteps) -> dict[str, Any]:
+    """Returns parts, steps, longest gaps and launch-bound stretches of a timeline, times in microseconds."""
+    timeline, frame = of.timeline, found.table.frame
+    parts = timeline_parts(timeline, of.steps, of.phases)
+    types = frame[TYPE].to_numpy()[of.lines]
+    longest = [int(i) for i in np.argsort(-timeline.idle_us, kind="stable")[:SHOWN] if timeline.idle_us[i] > 0]
+    first_ns = int(timeline.start_ns[0])
+    bounds = np.searchsorted(of.steps, np.arange(len(of.labels) + 1))
+
+    def idle_us(start: int, stop: int) -> dict[str, float | None]:
+        gaps = timeline.idle_us[start + 1 : stop]
+        bound = None if timeline.launch_bound is None else gaps[timeline.launch_bound[start + 1 : stop]]
+        return {"idle_us": float(gaps.sum()), "launch_bound_us": None if bound is None else float(bound.sum())}
+
+    return {
+        "capture": of.capture,
+        "is_excerpt": timeline.is_excerpt,
+        "span_us": float(timeline.busy_us.sum() + timeline.idle_us.sum()),
+        "busy_us": float(timeline.busy_us.sum()),
+        "idle_us": float(timeline.idle_us.sum()),
+        "parts": [asdict(part) for part in parts],
+        "steps": [
+            {
+                "step": label,
+                "phase": phase,
+                "launches": int(stop - start),
+                "start_us": (int(timeline.start_ns[start]) - first_ns) / 1e3,
+                "us": (int(timeline.end_ns[start:stop].max()) - int(timeline.start_ns[start])) / 1e3,
+                **idle_us(int(start), int(stop)),
+            }
+            for label, phase, start, stop in zip(of.labels, of.phases, bounds[:-1], bounds[1:], strict=True)
+        ],
+        "gaps": [
+            {
+                "capture": of.capture,
+                "idle_us": float(timeline.idle_us[i]),
+                "after": types[i - 1],
+                "before": types[i],
+                "step": of.labels[of.steps[i]],
+                "launch_bound": None if timeline.launch_bound is None else bool(timeline.launch_bound[i]),
+                "line": found.place(int(of.lines[i])),
+            }
+            for i in longest
+        ],
+        "launch_bound_stretches": [
+            {
+                "capture": of.capture,
+                "launches": stop - start,
+                "idle_us": float(timeline.idle_us[start:stop].sum()),
+                "us": float((timeline.busy_us + timeline.idle_us)[start:stop].sum()),
+                "line": found.place(int(of.lines[start])),
+            }
+            for start, stop in launch_bound_stretches(timeline)[:SHOWN]
+        ],
+    }
+
+
+def launch_slices(found: Diagnosis) -> Iterator[TraceSlice]:
+    """Yields the launches of captures, and their steps; low and high: of 90 % of the launches with equal cells."""
+    frame, cell = found.table.frame, found.table.cell
+    equal = frame.groupby([TYPE, *(name for name in BASE[2:] if name in frame)], sort=False, dropna=False)[DURATION]
+    low, high = (equal.transform("quantile", share).to_numpy() for share in (0.05, 0.95))
+    for each in found.timelines:
+        start_us = (each.timeline.start_ns - each.timeline.start_ns[0]) / 1e3
+        for place, line in enumerate(each.lines.tolist()):
+            share = float(found.shares.share[line])
+            args = {
+                "name": cell(NAME, line),
+                "step": each.labels[each.steps[place]],
+                "phase": each.phases[each.steps[place]],
+                "shapes": cell(INPUT_SHAPES, line),
+                "dtypes": cell(INPUT_DTYPES, line),
+                "how": "captured",
+                "low(us)": float(low[line]),
+                "high(us)": float(high[line]),
+                "line": found.place(line),
+                "share of the roof": None if math.isnan(share) else share,
+                "verdict": found.verdicts.first[line],
+                "waits for": "host"
+                if each.timeline.launch_bound is not None and each.timeline.launch_bound[place]
+                else "",
+            }
+            track = f"stream {cell(STREAM, line)}".rstrip()
+            duration_us = float(each.timeline.duration_us[place])
+            yield TraceSlice(str(cell(TYPE, line)), float(start_us[place]), duration_us, track, each.capture, args)
+        for step in timeline_as_json(found, each)["steps"]:
+            name = f"{step['phase']} {step['step']}".rstrip()
+            yield TraceSlice(name, step["start_us"], step["us"], "steps", each.capture)
 
 
 def kernel_parts(found: Diagnosis, ranked: RankedKernel) -> Iterator[Part]:
@@ -202,6 +344,7 @@ def diagnosis_as_json(found: Diagnosis) -> dict[str, Any]:
             }
             for rule, lacking in found.untested().items()
         ],
+        "timelines": [timeline_as_json(found, each) for each in found.timelines],
         "ranking": [ranked_as_json(found, each) for each in found.ranking],
         "problems": table.problems,
     }
@@ -228,88 +371,3 @@ def ranked_as_json(found: Diagnosis, ranked: RankedKernel) -> dict[str, Any]:
         ],
         "counters": found.counters(ranked.line),
     }
-
-
-#: The least change of a ratio that is worth a look.
-_TELLING = 0.05
-_VERDICT = "verdict"
-#: Counters that compare between calls of other durations.
-_RATIOS = ("_ratio", "_rate", "(%)")
-
-
-def comparison_result(old: Diagnosis, new: Diagnosis, row: int | None) -> Result:
-    """Returns what changed; with `row` all counters of one kernel. Raises UsageError for a kernel that is not there.
-
-    Kernels are the same where type, shapes, dtypes and formats are, or the row's id. Durations and counters are means
-    of the launches, verdicts those of the longest launch; None if none holds. The largest change of time is first.
-    """
-    captured = new.table.is_capture or old.table.is_capture
-    names = [name for name in (TYPE, *BASE[2:]) if all(name in each.table.frame for each in (old, new))]
-    counters = [name for name in new.table.counters if name in old.table.counters]
-    before, after = (_by_kernel(each, names if captured else [ROW], counters) for each in (old, new))
-    both = after.index.intersection(before.index, sort=False)
-    changed_us = (after.loc[both, DURATION] - before.loc[both, DURATION]).abs() * after.loc[both, LAUNCHES]
-    kernels: list[dict[str, Any]] = []
-    ratios: list[tuple[Any, ...]] = []
-    for rank, key in enumerate(changed_us.sort_values(ascending=False, kind="stable").index, 1):
-        first, second = before.loc[key], after.loc[key]
-        values = {name: (float(first[name]), float(second[name])) for name in counters}
-        kernels.append(
-            {
-                "rank": rank,
-                "kernel_type": str(second[TYPE]),
-                "shapes": str(second[INPUT_SHAPES]),
-                "launches": int(second[LAUNCHES]),
-                "old_us": float(first[DURATION]),
-                "new_us": float(second[DURATION]),
-                "old_verdict": first[_VERDICT] or None,
-                "new_verdict": second[_VERDICT] or None,
-                "counters": {name: each for name, each in values.items() if not any(map(math.isnan, each))},
-                "speed_up": float(first[DURATION] / second[DURATION]),
-            }
-        )
-        for name, (was, now) in kernels[-1]["counters"].items():
-            least = _TELLING * (100 if name.endswith("(%)") else 1)
-            if rank <= SHOWN and name.endswith(_RATIOS) and abs(now - was) >= least:
-                ratios.append((rank, name, was, now))
-    content = {"only_old": len(before) - len(both), "only_new": len(after) - len(both), "kernels": kernels}
-    problems = [*old.table.problems, *new.table.problems]
-    parts: list[Part]
-    if row is not None:
-        one = chosen(kernels, row)
-        told = {name: one[name] for name in ("shapes", "old_verdict", "new_verdict")}
-        values = {"Duration(us)": (one["old_us"], one["new_us"]), **one["counters"]}
-        rows = [(name, was, now, now / was if was else None) for name, (was, now) in values.items()]
-        table = Table(("counter", "old", "new", Column("new / old", ratio)), rows)
-        parts = [Fields(told, title=f"{one['rank']} {one['kernel_type']}"), table]
-    else:
-        facts = {
-            "old": str(old.table.place),
-            "new": str(new.table.place),
-            "kernels in both": len(kernels),
-            "with another verdict": sum(each["old_verdict"] != each["new_verdict"] for each in kernels),
-            "only in old": content["only_old"],
-            "only in new": content["only_new"],
-        }
-        times = (Column("old(us)", microseconds), Column("new(us)", microseconds), Column("speed-up", ratio))
-        columns = ("#", "kernel type", SHAPES, *times, "old verdict", "new verdict")
-        cells = ("rank", "kernel_type", "shapes", "old_us", "new_us", "speed_up", "old_verdict", "new_verdict")
-        shown = [tuple(each[name] for name in cells) for each in kernels]
-        parts = [Fields(facts), Table(columns, shown[:SHOWN], "largest changes", left_out=len(shown[SHOWN:]))]
-        if ratios:
-            parts.append(Table(("#", "counter", "old", "new"), ratios, "counters that changed"))
-    return Result(parts, content, problems, status=1 if problems else 0)
-
-
-def _by_kernel(diagnosis: Diagnosis, keys: list[str], counters: list[str]) -> pd.DataFrame:
-    """Returns a line for each kernel, without collectives: means, and the verdict of the longest launch."""
-    wanted = list(dict.fromkeys([*keys, TYPE, INPUT_SHAPES, DURATION, *counters]))
-    own = {_VERDICT: diagnosis.verdicts.first, LAUNCHES: diagnosis.launches}
-    lines = diagnosis.table.frame[wanted].assign(**own)[diagnosis.is_kernel]
-    grouped = lines.sort_values(DURATION, ascending=False, kind="stable").groupby(
-        [lines[name] for name in keys], sort=False, dropna=False
-    )
-    found: pd.DataFrame = grouped[[TYPE, INPUT_SHAPES, _VERDICT]].first()
-    found[[DURATION, *counters]] = grouped[[DURATION, *counters]].mean()
-    found[LAUNCHES] = grouped[LAUNCHES].sum()
-    return found

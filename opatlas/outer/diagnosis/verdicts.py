@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from opatlas.capture.capture_reader import DURATION, TYPE
+from opatlas.capture.capture_reader import DURATION, TYPE, WAIT
 from opatlas.row.columns import (
     ACCELERATOR_CORE,
     INPUT_SHAPES,
@@ -30,7 +30,7 @@ from opatlas.row.communication import is_communication
 from opatlas.row.quality import Floats, Mask, Quality, is_composition
 from opatlas.text import Word
 
-from .kernels import BLOCK_DIM, LAUNCHES, MIX_BLOCK_DIM, WAIT, KernelLines
+from .kernels import BLOCK_DIM, LAUNCHES, MIX_BLOCK_DIM, KernelLines
 from .peaks import DevicePeaks, RooflineShares
 
 _NPU_LANGUAGES, _GPU_LANGUAGES = ("AscendC", "Triton-Ascend", "TBE"), ("CUDA", "Triton")

@@ -1,6 +1,6 @@
 """Judges kernels that a person or a model wrote (docs/candidates.md).
 
-judgement.py      levels, classes, the judgement of one candidate, and the error of one that a guard refuses
+judgement.py      levels, classes, the judgement of one candidate, and the outcome by what the court found
 source.py         the syntax tree of a candidate, with imported names resolved
 rules.py          the rules on a source, and the judgement by them (L1)
 failures.py       runs a candidate, and finds the class of its failure (L2)
@@ -11,5 +11,4 @@ court.py          makes inputs, and compares results, in a process where the can
 court_process.py  that process, and the way to it; court_control.py is pytest's control of it
 memory.py         tensors in memory that both processes share, and the inputs of calls
 results.py        types of results (L2), and whether they are right (L3)
-sentence.py       the outcome, from what the candidate's process claims and what the court found
 """

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from opatlas.outer.judging.judgement import CandidateRejected, ErrorClass, ReferenceFailed
+from opatlas.outer.judging.judgement import CandidateRejected, CourtVerdict, ErrorClass, ReferenceFailed
 from opatlas.outer.judging.memory import (
     CALL_SEED,
     Inputs,
@@ -45,7 +45,6 @@ from opatlas.outer.judging.results import (
     same_bits,
     same_results,
 )
-from opatlas.outer.judging.sentence import CourtVerdict
 from opatlas.text import exception_line
 
 SEEDS = 1 << 30

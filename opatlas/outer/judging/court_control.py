@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 from functools import lru_cache, partial
 
-from opatlas.outer.judging.sentence import CourtVerdict
+from opatlas.outer.judging.judgement import CourtVerdict
 from opatlas.row.errors import ReplayError
 from opatlas.run.job import Job
 from opatlas.run.process.child import Child

@@ -25,9 +25,8 @@ import torch
 
 from opatlas.outer.judging.court import SEEDS, Court
 from opatlas.outer.judging.court_control import ANSWER_TIMEOUT_S, OF_PYTEST, Open, RowToJudge
-from opatlas.outer.judging.judgement import CandidateRejected, ErrorClass, ReferenceFailed
+from opatlas.outer.judging.judgement import CandidateRejected, CourtVerdict, ErrorClass, ReferenceFailed
 from opatlas.outer.judging.memory import Inputs, Leaf, Purpose, SharedMemory
-from opatlas.outer.judging.sentence import CourtVerdict
 from opatlas.run.process.child import Channel, readable
 from opatlas.run.process.keeper import die_with_parent, exit_without_cleanup
 from opatlas.run.process.messages import ChannelBroken, ChildChannel, ProcessMessage

@@ -19,9 +19,8 @@ from signal import Signals
 
 import opatlas
 from opatlas.outer.judging.court_control import court_process
-from opatlas.outer.judging.judgement import ErrorClass, Judgement, Level
+from opatlas.outer.judging.judgement import ErrorClass, Judgement, Level, failed_outcome, sentenced
 from opatlas.outer.judging.rules import judge_source
-from opatlas.outer.judging.sentence import failed_outcome, sentenced
 from opatlas.row.columns import ARGUMENTS
 from opatlas.row.errors import MissingPrecondition, ReplayError
 from opatlas.row.status import Status

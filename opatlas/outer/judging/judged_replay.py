@@ -31,10 +31,11 @@ from opatlas.outer.judging.judgement import (
     Judgement,
     Level,
     ReferenceFailed,
+    failed_outcome,
+    sentenced,
 )
 from opatlas.outer.judging.memory import Purpose
 from opatlas.outer.judging.process_guard import ProcessGuard
-from opatlas.outer.judging.sentence import failed_outcome, sentenced
 from opatlas.outer.judging.source import CandidateSource
 from opatlas.outer.judging.trial import CandidateTrial, ClaimingRule, Constructed, LiveInputs
 from opatlas.row.errors import MissingPrecondition, OutOfMemory, ReplayError, Unsupported
@@ -107,7 +108,7 @@ class JudgedReplay(ABC):
             ReplayError: the row cannot run, whatever the candidate.
         """
         self._prepare()
-        is_hack, court = False, None
+        court = None
         try:
             with logged(self._job.log):
                 if not self._job.court:
@@ -120,7 +121,6 @@ class JudgedReplay(ABC):
             passed = Level.STATIC if self._phase in (Phase.IMPORT, Phase.CONSTRUCTION) else Level.COMPILE
             text = f"{self._phase}: {error}" if error.error_class is not ErrorClass.MISMATCH else str(error)
             outcome = self._failed(Judgement(error.error_class, error.sub_class, passed, text))
-            is_hack = error.error_class is ErrorClass.HACK
         except OutOfMemory as error:
             outcome = self._failed(Judgement(ErrorClass.OOM, "", Level.STATIC, str(error)))
         except (KeyboardInterrupt, SystemExit):
@@ -129,7 +129,8 @@ class JudgedReplay(ABC):
             outcome = self._failed(classify(self._failure(error)), error)
         if court is not None:
             outcome = sentenced(outcome, court.found, is_baseline=self._job.source is None)
-            is_hack = is_hack or outcome.reason.startswith(f"{ErrorClass.HACK}/")
+        judgement = Judgement.of(outcome)
+        is_hack = judgement is not None and judgement.error_class is ErrorClass.HACK
         ends_process = self._job.source is not None and (self._is_alone or is_hack)
         self.outcome = replace(outcome, ends_process=ends_process)
 
@@ -180,9 +181,10 @@ class JudgedReplay(ABC):
             trial.end()
             reason = "the results have no elements: there is nothing to time"
             return RowOutcome(Status.CHECKED, reason, judged=Judgement(ErrorClass.PASS, level=Level.CORRECT).judged)
-        self._step(Phase.LATER_CALL)
-        trial.further_calls()
-        self._examine("its calls")
+        if self._guard is not None:
+            self._step(Phase.LATER_CALL)
+            trial.further_calls()
+            self._examine("its calls")
         self._sampling.warm_up(trial.launch, most_calls=_WARM_UP_CALLS, until=warm_until)
         samples, failed = self._sample(trial)
         self._examine("its timed calls")

@@ -1,6 +1,6 @@
 """Guards the process in which a candidate runs, on which no result depends.
 
-It keeps the durations of short kernels honest: those of long ones are the second clock's (sentence.py).
+It keeps the durations of short kernels honest: those of long ones are the second clock's (judgement.py).
 """
 
 from __future__ import annotations

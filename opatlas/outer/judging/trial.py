@@ -6,7 +6,6 @@ Nothing here decides: what the process of a candidate says of a result is its by
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -144,13 +143,10 @@ class CandidateTrial:
         self.made = Constructed()
 
     def further_calls(self) -> None:
-        """Calls the candidate with inputs near the first ones and with others, each once more.
-
-        A candidate that is judged computes then in poisoned memory; what a compiler has made fails there.
-        """
+        """Calls the candidate with inputs near the first ones and with others, each once more in poisoned memory."""
         for purpose in (Purpose.NEAR, Purpose.WHOLE):
             self.call(purpose)
-            with nullcontext() if self.guard is None else PoisonedAllocations():
+            with PoisonedAllocations():
                 self.call(Purpose.AGAIN)
 
     def call(self, purpose: Purpose) -> FlatResults:

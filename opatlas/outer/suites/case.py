@@ -6,6 +6,7 @@ the kernel, as at the steps of a division that is rounded, torch's result is the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from opatlas.outer.suites.operators import (
     find_overload,
     functional_of,
     is_no_operator,
-    keywords_on,
+    makes_on,
     name_of,
     remade,
     slots_of,
@@ -190,32 +191,41 @@ _POSITIVE = ("running_var", "save_invstd", "invstd", "rstd", "var", "weight_var"
 #: Operators of real numbers above 0.
 _OF_POSITIVE = ("log", "log2", "log10", "rsqrt", "sqrt", "pow", "reciprocal")
 _INTEGERS = (-8, 9)
+#: Operators that write elements at indices.
+_WRITES_AT_INDICES = ("index_put", "index_put_impl", "scatter", "index_copy")
 
 
 def make_call(overload: torch._ops.OpOverload, text: ArgumentsText, device: torch.device, seed: int) -> Call:
     """Returns a call with tensors on a device, from a seed.
 
     Real numbers are uniform in -1 ... 1; variances and arguments of logarithms are in 0.1 ... 1. Integers are indices
-    where the operator takes indices, and else in -8 ... 8.
+    where the operator takes indices, and else in -8 ... 8. Indices of what is written differ, since which of two writes
+    of an element counts is not defined.
     """
     generator = None if device.type == "meta" else torch.Generator(device=device).manual_seed(seed)
+    operator = overload._schema.name.partition("::")[2].strip("_")
     names = [argument.name for argument in overload._schema.arguments]
     arguments = dict(zip(names, text.positional, strict=False)) | dict(text.keywords)
-    bounds = _index_bounds(overload._schema.name.partition("::")[2].strip("_"), arguments)
+    bounds = _index_bounds(operator, arguments)
+    writes = operator in _WRITES_AT_INDICES and not arguments.get("accumulate")
 
     def made(name: str, value: Any) -> Any:
         if isinstance(value, (list, tuple)):
             return type(value)(made(f"{name}[{place}]", item) for place, item in enumerate(value))
         if isinstance(value, TensorText):
-            is_positive = name in _POSITIVE or overload._schema.name.partition("::")[2].strip("_") in _OF_POSITIVE
-            return _tensor(value, device, generator, is_positive=is_positive, most=bounds.get(name))
+            most = bounds.get(name)
+            is_positive = name in _POSITIVE or operator in _OF_POSITIVE
+            found = None
+            if writes and most is not None and value.dtype in ("int32", "int64"):
+                found = _different_indices(value, device, generator, arguments.get("dim"), most)
+            return _tensor(value, device, generator, is_positive=is_positive, most=most) if found is None else found
         if isinstance(value, TorchConstant):
             return getattr(torch, value.name)
         return value
 
     positional = tuple(made(name, value) for name, value in zip(names, text.positional, strict=False))
     keywords = {name: made(name, value) for name, value in text.keywords.items()}
-    return Call(overload, positional, keywords_on(keywords, device))
+    return makes_on(Call(overload, positional, keywords), device)
 
 
 def _tensor(
@@ -236,6 +246,19 @@ def _tensor(
     return memory.view(text.shape) if text.stride is None else torch.as_strided(memory, text.shape, text.stride)
 
 
+def _different_indices(
+    text: TensorText, device: torch.device, generator: torch.Generator | None, dim: Any, most: int
+) -> torch.Tensor | None:
+    """Returns indices below a number that differ along a dimension (None: all do); None if there are too many."""
+    shape = text.shape if isinstance(dim, int) else (math.prod(text.shape),)
+    axis = dim if isinstance(dim, int) else 0
+    if text.stride is not None or not shape or shape[axis] > most:
+        return None
+    lines = [most if place == axis % len(shape) else size for place, size in enumerate(shape)]
+    order = torch.rand(lines, device=device, generator=generator).argsort(axis).narrow(axis, 0, shape[axis])
+    return order.reshape(text.shape).to(getattr(torch, text.dtype))
+
+
 def _index_bounds(operator: str, arguments: Mapping[str, Any]) -> dict[str, int]:
     """Returns the number that the integers of an argument stay below, by its name ("indices[1]" of a list)."""
     shapes = {name: value.shape for name, value in arguments.items() if isinstance(value, TensorText)}
@@ -251,7 +274,7 @@ def _index_bounds(operator: str, arguments: Mapping[str, Any]) -> dict[str, int]
             return {"indices": arguments.get("num_weights", 1)}
         case "index" | "index_put" | "index_put_impl":
             return {f"indices[{axis}]": length for axis, length in enumerate(source)}
-        case "gather" | "scatter" | "scatter_add" | "index_select" | "index_add" | "scatter_reduce":
+        case "gather" | "scatter" | "scatter_add" | "index_select" | "index_add" | "scatter_reduce" | "index_copy":
             return {"index": size(source, arguments.get("dim"))}
         case "nll_loss_forward" | "nll_loss_backward" | "nll_loss2d_forward" | "nll_loss2d_backward":
             return {"target": size(source, 1 if len(source) > 1 else 0)}

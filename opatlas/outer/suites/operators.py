@@ -268,10 +268,16 @@ def with_device(call: Call, device: torch.device) -> Call:
         return device if isinstance(value, torch.device) else value
 
     changed = call.mapped(moved)
-    return Call(call.overload, changed.positional, keywords_on(changed.keywords, device))
+    return makes_on(changed, device)
 
 
-def keywords_on(keywords: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    """Returns keywords whose device is this one. A CPU pins memory for other devices, so that goes."""
-    changed = {name: value for name, value in keywords.items() if name != "pin_memory"}
-    return {**changed, "device": device} if changed.get("device") is not None else changed
+def makes_on(call: Call, device: torch.device) -> Call:
+    """Returns the call with this device in place of another one, and where it makes tensors from numbers alone.
+
+    A CPU pins memory for other devices, so that goes.
+    """
+    keywords = {name: value for name, value in call.keywords.items() if name != "pin_memory"}
+    takes_device = any(argument.name == "device" for argument in call.overload._schema.arguments)
+    if keywords.get("device") is not None or (takes_device and not call.tensors()):
+        keywords["device"] = device
+    return Call(call.overload, call.positional, keywords)

@@ -24,6 +24,7 @@ from opatlas.outer.suites.operators import Call, derive
 from opatlas.outer.suites.texts import overload_of
 from opatlas.row.errors import Unsupported, WrongResult
 from opatlas.run.devices.device import Device
+from opatlas.run.devices.fatal_errors import fatal_device_error
 from opatlas.run.group import Group
 from opatlas.run.implementation import Prepared
 from opatlas.run.instruments.instrument import Instrument, MeasureSettings
@@ -69,8 +70,6 @@ class CaseReferee(Referee):
         positional, keywords = arguments
         try:
             return tuple(Call(self._row.overload, positional, keywords).results())
-        except NotImplementedError as error:
-            raise Unsupported(f"torch has no {overload_of(self._row.kernel_type)} for this call ({error})") from None
         except Exception as error:
             raise ReferenceFailed(f"torch refuses a multiple of the arguments: {exception_line(error)}") from error
 
@@ -177,7 +176,15 @@ class SuiteCandidate(JudgedReplay):
             self._sampling.expect_memory(needed)
 
     def _prepare(self) -> None:
-        self._row.make_call()
+        row = self._row
+        row.make_call()
+        try:
+            row.call.cloned().results()
+        except RuntimeError as error:
+            if isinstance(error, torch.OutOfMemoryError) or fatal_device_error(str(error)):
+                raise
+            # Cases are recorded on other devices, which have other dtypes and sizes of an operator.
+            raise Unsupported(f"torch refuses {overload_of(row.kernel_type)} here: {exception_line(error)}") from None
 
     def _referee(self, seed: int) -> Referee:
         return CaseReferee(self._row)

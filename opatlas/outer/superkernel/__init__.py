@@ -1,6 +1,5 @@
 """Finds scopes of a capture that a SuperKernel may fuse, and predicts what that gains.
 
-timeline.py                       the kernels of a capture in the order of their start; excerpts, streams
 structure.py, kernel_types.yaml   layers, by the repeated sequence of kernel types; modules, steps, phases, families
 scopes.py                         what splits a SuperKernel, and what each scope gains
 advice.py                         which scope to try first, the plans, the checks

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from opatlas.capture.timeline import LaunchTimeline
 from opatlas.formats import percent
 
 from .scopes import CAP_US, GATE, GRAPH, SYNC_US, CutReason, ScopeAnalysis, ScopeGain, ScopeVerdict
 from .structure import ModelFamily, Module, ScopeKind, known_types
-from .timeline import Timeline
 
 #: The runs of each experiment.
 LEAST_RUNS, MOST_RUNS = 3, 5
@@ -136,7 +136,7 @@ def _top_down(tried: Sequence[ScopeGain], begin: Sequence[str]) -> list[str]:
     return [*plan, f"{trouble}; try the other half before a smaller one"]
 
 
-def analysis_as_json(timeline: Timeline, analysis: ScopeAnalysis, advice: ScopeAdvice) -> dict[str, Any]:
+def analysis_as_json(timeline: LaunchTimeline, analysis: ScopeAnalysis, advice: ScopeAdvice) -> dict[str, Any]:
     """Returns everything that an analysis found, for JSON."""
     return {
         "capture": str(timeline.path),

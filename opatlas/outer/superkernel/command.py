@@ -11,6 +11,7 @@ from typing import Any
 
 import pandas as pd
 
+from opatlas.capture.timeline import LaunchTimeline, captures_at, read_file, read_timeline
 from opatlas.errors import OpAtlasError
 from opatlas.formats import microseconds, percent
 from opatlas.row.quality import standard_deviation
@@ -29,7 +30,6 @@ from .structure import (
     phase_of,
     read_module_map,
 )
-from .timeline import Timeline, captures_at, read_file, read_timeline
 
 #: The line of each step in the output of cann-recipes-infer: "deepseek-v3 inference time cost of decode is 31.50 ms".
 _STEP_LINE = re.compile(r"(\S+) inference time cost of (prefill|decode) is ([\d.]+) ?ms")
@@ -106,17 +106,17 @@ def _steps_of_captures(paths: Sequence[Path], notes: list[str]) -> Iterator[Step
         yield StepTimes(str(path), runs, sum(_super_kernels(each) for each, _ in own))
 
 
-def _steps_us(timeline: Timeline, ranges: Sequence[tuple[int, int]]) -> tuple[float, ...]:
+def _steps_us(timeline: LaunchTimeline, ranges: Sequence[tuple[int, int]]) -> tuple[float, ...]:
     """Returns the time from the first start to the last end of each step of decode; `ranges` has all steps."""
     others = (StepPhase.PREFILL, StepPhase.TRAINING)
-    decode = [each for each in ranges if phase_of(timeline.launches[slice(*each)]) not in others]
+    decode = [each for each in ranges if phase_of(timeline.kernels[slice(*each)]) not in others]
     return tuple(
         float(timeline.end_ns[start:stop].max() - timeline.start_ns[start]) / 1000
         for start, stop in decode or ranges or [(0, len(timeline.launches))]
     )
 
 
-def _super_kernels(timeline: Timeline) -> int:
+def _super_kernels(timeline: LaunchTimeline) -> int:
     kernels = timeline.launches
     return sum(each.kernel_type == "SuperKernel" or each.name.startswith("te_superkernel") for each in kernels)
 
@@ -249,7 +249,7 @@ class SuperKernelPage(ReportPage):
         return analysis_as_json(timeline, analysis, advise(analysis))
 
 
-def _parts(timeline: Timeline, analysis: ScopeAnalysis, advice: ScopeAdvice) -> Iterator[Part]:
+def _parts(timeline: LaunchTimeline, analysis: ScopeAnalysis, advice: ScopeAdvice) -> Iterator[Part]:
     bound = analysis.upper_bound
     yield Fields(
         {

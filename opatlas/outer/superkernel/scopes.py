@@ -10,6 +10,7 @@ import numpy as np
 
 from opatlas.capture.launches import is_collective
 from opatlas.capture.single_launches import Launch
+from opatlas.capture.timeline import LaunchTimeline
 from opatlas.formats import percent
 from opatlas.row.columns import ACCELERATOR_CORE, INPUT_SHAPES, OP_STATE
 from opatlas.row.slots import EMPTY_WORDS
@@ -29,7 +30,6 @@ from .structure import (
     phase_of,
     unfusable_source,
 )
-from .timeline import Timeline
 
 #: The part of a step that a SuperKernel must save to be kept, by the guide of CANN's recipes.
 GATE = 0.10
@@ -101,7 +101,7 @@ class Cuts:
         collectives: supported collectives, which do not cut.
     """
 
-    def __init__(self, timeline: Timeline, steps: Sequence[int], changing: Sequence[bool] | None) -> None:
+    def __init__(self, timeline: LaunchTimeline, steps: Sequence[int], changing: Sequence[bool] | None) -> None:
         """
         Args:
             steps: the number of each launch's step.
@@ -162,7 +162,7 @@ def _state(launch: Launch) -> str:
     return launch.cells.get(OP_STATE, "").strip().lower()
 
 
-def _changing(timeline: Timeline, steps: Iterable[tuple[int, int]]) -> list[bool]:
+def _changing(timeline: LaunchTimeline, steps: Iterable[tuple[int, int]]) -> list[bool]:
     """Returns whether the shapes of each launch of some steps differ from those at its place in another step."""
     places: list[tuple[str, int] | None] = [None] * len(timeline.launches)
     shapes: dict[tuple[str, int], set[str]] = {}
@@ -176,7 +176,7 @@ def _changing(timeline: Timeline, steps: Iterable[tuple[int, int]]) -> list[bool
     return [place is not None and len(shapes[place]) > 1 for place in places]
 
 
-def _waits_for_others(timeline: Timeline) -> np.ndarray:
+def _waits_for_others(timeline: LaunchTimeline) -> np.ndarray:
     """Returns whether each launch begins after a gap in which a launch of another stream ends."""
     beside, start, end = timeline.beside_main, timeline.start_ns, timeline.end_ns
     main = np.flatnonzero(~beside)
@@ -190,7 +190,7 @@ def _waits_for_others(timeline: Timeline) -> np.ndarray:
     return waits
 
 
-def _gaps_us(timeline: Timeline, pieces: Iterable[np.ndarray]) -> np.ndarray:
+def _gaps_us(timeline: LaunchTimeline, pieces: Iterable[np.ndarray]) -> np.ndarray:
     """Returns the time between each launch of a piece and the next one; 0 where both overlap."""
     gaps = [(timeline.start_ns[each[1:]] - timeline.end_ns[each[:-1]]) / 1000 for each in pieces]
     found: np.ndarray = np.maximum(np.concatenate([np.zeros(0), *gaps]), 0)
@@ -283,7 +283,9 @@ class ScopeAnalysis:
         return next((each for each in self.scopes if each.kind is kind), None)
 
 
-def analyse(timeline: Timeline, *, module_of: ModuleOf | None = None, phase: StepPhase | None = None) -> ScopeAnalysis:
+def analyse(
+    timeline: LaunchTimeline, *, module_of: ModuleOf | None = None, phase: StepPhase | None = None
+) -> ScopeAnalysis:
     """Analyses a timeline.
 
     Args:
@@ -291,7 +293,7 @@ def analyse(timeline: Timeline, *, module_of: ModuleOf | None = None, phase: Ste
         phase: the phase of all steps; None: as the kernel types of each step tell.
     """
     structure = find_structure(timeline)
-    phases = [phase or phase_of(timeline.launches[start:stop]) for start, stop in structure.ranges]
+    phases = [phase or phase_of(timeline.kernels[start:stop]) for start, stop in structure.ranges]
     served = [each for each, of in zip(structure.ranges, phases, strict=True) if of not in _REFUSED_PHASES]
     analysed = served or structure.ranges
     states = set(map(_state, timeline.launches))
@@ -325,14 +327,14 @@ def analyse(timeline: Timeline, *, module_of: ModuleOf | None = None, phase: Ste
     )
 
 
-def _step_us(timeline: Timeline, start: int, stop: int) -> float:
+def _step_us(timeline: LaunchTimeline, start: int, stop: int) -> float:
     """Returns the duration of launches with the idle time between them, each at most the cap."""
     idle = np.minimum(timeline.idle_us[start + 1 : stop], CAP_US)
     return float(timeline.busy_us[start:stop].sum() + idle.sum())
 
 
 def _gain(
-    timeline: Timeline,
+    timeline: LaunchTimeline,
     cuts: Cuts,
     kind: ScopeKind,
     ranges: Sequence[tuple[int, int]],
@@ -381,7 +383,7 @@ def _gain(
     )
 
 
-def _refusals(timeline: Timeline, phases: Sequence[StepPhase]) -> list[str]:
+def _refusals(timeline: LaunchTimeline, phases: Sequence[StepPhase]) -> list[str]:
     found = []
     if timeline.is_excerpt:
         found.append(
@@ -396,7 +398,7 @@ def _refusals(timeline: Timeline, phases: Sequence[StepPhase]) -> list[str]:
 
 
 def _notes(
-    timeline: Timeline, source: StepSource, phases: Sequence[StepPhase], needs_graph: bool, analysed: int
+    timeline: LaunchTimeline, source: StepSource, phases: Sequence[StepPhase], needs_graph: bool, analysed: int
 ) -> Iterator[str]:
     yield from timeline.problems
     if needs_graph:

@@ -18,14 +18,11 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from opatlas.capture.single_launches import Launch
+from opatlas.capture.timeline import LaunchTimeline, numbered_steps
 from opatlas.errors import OpAtlasError
-from opatlas.row.columns import INPUT_SHAPES
 from opatlas.row.slots import split_cell
 from opatlas.text import Word, parse_whole
 from opatlas.yaml_file import read_yaml
-
-from .timeline import Timeline
 
 #: The longest sequence that is searched for: a step of a model with 100 layers of 100 kernels.
 _MOST_PERIOD = 10_000
@@ -215,7 +212,7 @@ class ModelStructure:
         return [(bisect_left(self.steps, step), bisect_right(self.steps, step)) for step in range(self.steps[-1] + 1)]
 
 
-def find_structure(timeline: Timeline) -> ModelStructure:
+def find_structure(timeline: LaunchTimeline) -> ModelStructure:
     """Returns the layers and the steps of a timeline."""
     main = np.flatnonzero(~timeline.beside_main).tolist()
     kernel_types = [timeline.launches[index].kernel_type for index in main]
@@ -227,7 +224,7 @@ def find_structure(timeline: Timeline) -> ModelStructure:
         kinds.append(LayerKind(tuple(kernel_types[own[0].start : own[0].stop]), len(own)))
     labels = [launch.step for launch in timeline.launches]
     if any(labels):
-        numbers, source = _numbered(labels), StepSource.STEP_ID
+        numbers, source = numbered_steps(labels).tolist(), StepSource.STEP_ID
     else:
         numbers = _steps_of_layers(timeline, layers, found)
         source = StepSource.LAYERS if numbers[-1] else StepSource.NOTHING
@@ -321,15 +318,7 @@ def _occurrences(codes: np.ndarray, pattern: np.ndarray) -> list[int]:
     return found
 
 
-def _numbered(labels: Sequence[str]) -> list[int]:
-    """Numbers steps in the order of their first launches. A launch without a label is of the step before it."""
-    order = {label: number for number, label in enumerate(dict.fromkeys(filter(None, labels)))}
-    # The last kernels of a step may run after the first ones of the next.
-    numbers: list[int] = np.maximum.accumulate([order.get(label, 0) for label in labels]).tolist()
-    return numbers
-
-
-def _steps_of_layers(timeline: Timeline, layers: Sequence[Layer], in_sequence: Sequence[Layer]) -> list[int]:
+def _steps_of_layers(timeline: LaunchTimeline, layers: Sequence[Layer], in_sequence: Sequence[Layer]) -> list[int]:
     """Numbers the steps by the runs of adjacent layers. Between two runs a step begins after the longest idle time."""
     runs: list[list[int]] = []
     for index, layer in enumerate(in_sequence):
@@ -349,18 +338,18 @@ def _steps_of_layers(timeline: Timeline, layers: Sequence[Layer], in_sequence: S
     return found
 
 
-def phase_of(launches: Iterable[Launch]) -> StepPhase:
-    """Returns the phase that the kernels of a step tell: training before prefill before decode."""
-    told = {_phase_of_attention(launch) or phase_of_type(launch.kernel_type) for launch in launches}
+def phase_of(kernels: Iterable[tuple[str, str]]) -> StepPhase:
+    """Returns the phase that the kernels of a step tell, each by type and input shapes: training, prefill, decode."""
+    told = {_phase_of_attention(*kernel) or phase_of_type(kernel[0]) for kernel in set(kernels)}
     order = (StepPhase.TRAINING, StepPhase.PREFILL, StepPhase.DECODE)
     return next((phase for phase in order if phase in told), StepPhase.UNKNOWN)
 
 
-def _phase_of_attention(launch: Launch) -> StepPhase | None:
+def _phase_of_attention(kernel_type: str, shapes: str) -> StepPhase | None:
     """Returns what the shapes of a fused attention tell: in decode each sequence has one token, or some drafted."""
-    if not launch.kernel_type.startswith(_FUSED_ATTENTION):
+    if not kernel_type.startswith(_FUSED_ATTENTION):
         return None
-    slots = [_dimensions(slot) for slot in split_cell(launch.cells[INPUT_SHAPES])]
+    slots = [_dimensions(slot) for slot in split_cell(shapes)]
     query = slots[0] if slots else ()
     if len(query) == 3 and len(slots) > _LENGTHS_SLOT and len(slots[_LENGTHS_SLOT]) == 1:
         tokens, sequences = query[0], slots[_LENGTHS_SLOT][0]
@@ -376,7 +365,7 @@ def _dimensions(slot: str) -> tuple[int, ...]:
 
 
 def find_scopes(
-    timeline: Timeline, structure: ModelStructure, steps: Iterable[tuple[int, int]], module_of: ModuleOf | None
+    timeline: LaunchTimeline, structure: ModelStructure, steps: Iterable[tuple[int, int]], module_of: ModuleOf | None
 ) -> dict[ScopeKind, list[tuple[int, int]]]:
     """Returns the candidate scopes of some steps, the smallest kinds first, with the range of each occurrence.
 
@@ -398,7 +387,7 @@ def find_scopes(
     return {kind: ranges for kind, ranges in by_kind.items() if ranges}
 
 
-def _modules(timeline: Timeline, layer: Layer, module_of: ModuleOf | None) -> dict[Module, tuple[int, int]]:
+def _modules(timeline: LaunchTimeline, layer: Layer, module_of: ModuleOf | None) -> dict[Module, tuple[int, int]]:
     launches = timeline.launches[layer.start : layer.stop]
     found: dict[Module, tuple[int, int]] = {}
     if module_of is not None:

@@ -9,15 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from opatlas.errors import CellError
-from opatlas.row.columns import (
-    INPUT_DTYPES,
-    INPUT_SHAPES,
-    INPUT_SLOTS,
-    OUTPUT_DTYPES,
-    OUTPUT_SHAPES,
-    OUTPUT_SLOTS,
-    RUNTIME_PREFIX,
-)
+from opatlas.row import columns as col
 from opatlas.row.errors import InvalidRow, Unsupported
 from opatlas.row.slots import (
     DTYPE_NAMES,
@@ -55,12 +47,12 @@ class RowSlots:
     @cached_property
     def input_slots(self) -> tuple[Slot, ...]:
         """Returns the input slots in order, including absent slots. Raises InvalidRow."""
-        return self._slots(INPUT_SLOTS, optional_inputs(self.kernel_type))
+        return self._slots(col.INPUT_SLOTS, optional_inputs(self.kernel_type))
 
     @cached_property
     def output_slots(self) -> tuple[Slot, ...]:
         """Returns the output slots in order. Raises InvalidRow."""
-        return self._slots(OUTPUT_SLOTS, optional_outputs(self.kernel_type))
+        return self._slots(col.OUTPUT_SLOTS, optional_outputs(self.kernel_type))
 
     def has(self, slot: int) -> bool:
         """Returns whether the row has a tensor in an input slot."""
@@ -76,18 +68,18 @@ class RowSlots:
 
     def input_slot(self, slot: int) -> Slot:
         """Returns an input slot. Raises InvalidRow for an absent slot."""
-        self.expect(self.has(slot), INPUT_SHAPES, f"input slot {slot} is missing", "restore it from the capture")
+        self.expect(self.has(slot), col.INPUT_SHAPES, f"input slot {slot} is missing", "restore it from the capture")
         return self.input_slots[slot]
 
     def input_dtype(self, slot: int) -> torch.dtype:
         """Returns the dtype of an input slot. Raises InvalidRow; Unsupported for a dtype that torch lacks."""
-        return self.torch_dtype(self.input_slot(slot), INPUT_DTYPES)
+        return self.torch_dtype(self.input_slot(slot), col.INPUT_DTYPES)
 
     def index_dtype(self, slot: int) -> torch.dtype:
         """Returns the dtype of a slot that holds indices. Refuses other dtypes than integers."""
         found = self.input_dtype(slot)
         integers = not found.is_floating_point and self.input_slot(slot).dtype != "BOOL"
-        self.expect(integers, INPUT_DTYPES, f"slot {slot} holds indices, which are integers", "correct its dtype")
+        self.expect(integers, col.INPUT_DTYPES, f"slot {slot} holds indices, which are integers", "correct its dtype")
         return found
 
     def output_shape(self, slot: int = 0) -> tuple[int, ...]:
@@ -96,7 +88,7 @@ class RowSlots:
 
     def output_dtype(self, slot: int = 0) -> torch.dtype:
         """Returns the dtype of an output slot. Raises InvalidRow, Unsupported."""
-        return self.torch_dtype(self._output(slot), OUTPUT_DTYPES)
+        return self.torch_dtype(self._output(slot), col.OUTPUT_DTYPES)
 
     def product_shape(self, rank: int | None = None) -> tuple[int, ...]:
         """Returns the shape of the matrices in output slot 0: (..., b * c, a * d) for (..., a, b, c, d) in FRACTAL_NZ.
@@ -113,7 +105,7 @@ class RowSlots:
         if count not in counts:
             wanted = " or ".join([", ".join(map(str, counts[:-1])), str(counts[-1])][len(counts) == 1 :])
             raise self.refuse(
-                INPUT_SHAPES,
+                col.INPUT_SHAPES,
                 f"{count} tensor{'s' * (count != 1)}, but {self.kernel_type} takes {wanted}",
                 "restore the missing slots from the capture"
                 if count < max(counts)
@@ -124,7 +116,7 @@ class RowSlots:
         """Refuses a row whose input slot has none of these shapes; `meaning` describes the slot in the message."""
         named = f"slot {slot} ({meaning})" if meaning else f"slot {slot}"
         problem = f"{named} must have the shape {' or '.join(map(_cell, shapes))}"
-        self.expect(self.shape(slot) in shapes, INPUT_SHAPES, problem, "correct its shape")
+        self.expect(self.shape(slot) in shapes, col.INPUT_SHAPES, problem, "correct its shape")
 
     def expect_shapes(self, shapes: Mapping[int, tuple[int, ...]]) -> None:
         """Refuses a row whose input slots have other shapes than these; absent slots pass."""
@@ -141,15 +133,15 @@ class RowSlots:
         found: dict[str, Any] = {}
         inputs, _, outputs = layout.partition("->")
         for column, slots, shape_of in (
-            (INPUT_SHAPES, inputs, self.shape),
-            (OUTPUT_SHAPES, outputs, self.output_shape),
+            (col.INPUT_SHAPES, inputs, self.shape),
+            (col.OUTPUT_SHAPES, outputs, self.output_shape),
         ):
             for slot, text in enumerate(slots.split(";")):
                 words = text.strip().lstrip("?").split(",")
                 if words == [""] or ("?" in text and not self.has(slot)):
                     continue
                 known = [f"{name} {size}" for name, size in found.items() if {name, f"*{name}"} & {*words}]
-                problem = f"{'slot' if column == INPUT_SHAPES else 'output'} {slot} must be ({', '.join(words)})"
+                problem = f"{'slot' if column == col.INPUT_SHAPES else 'output'} {slot} must be ({', '.join(words)})"
                 fits = _bind(words, shape_of(slot), found)
                 self.expect(
                     fits, column, " with ".join(filter(None, [problem, ", ".join(known)])), "correct one of the shapes"
@@ -159,12 +151,12 @@ class RowSlots:
     def expect_scalar(self, slot: int) -> None:
         """Refuses a row whose input slot has dimensions."""
         scalar = f"slot {slot} must be a scalar (no dimensions)"
-        self.expect(not self.shape(slot), INPUT_SHAPES, scalar, "correct its shape")
+        self.expect(not self.shape(slot), col.INPUT_SHAPES, scalar, "correct its shape")
 
     def expect_dtype(self, slot: int, name: str) -> None:
         """Refuses a row whose input slot has another dtype."""
         fits = self.input_slot(slot).dtype == name
-        self.expect(fits, INPUT_DTYPES, f"slot {slot} must be {name}", "correct its dtype")
+        self.expect(fits, col.INPUT_DTYPES, f"slot {slot} must be {name}", "correct its dtype")
 
     def expect_list(self, slot: int, length: int, meaning: str) -> None:
         """Refuses a row whose input slot is not a list of `length` numbers; an absent slot passes.
@@ -173,32 +165,32 @@ class RowSlots:
         """
         fits = slot >= len(self.input_slots) or self.shape(slot) == (length,)
         problem = f"slot {slot} lists {meaning} and must have the shape {length}"
-        self.expect(fits, INPUT_SHAPES, problem, "correct one of the shapes")
+        self.expect(fits, col.INPUT_SHAPES, problem, "correct one of the shapes")
 
     def expect_broadcast(self) -> None:
         """Refuses a row whose inputs do not broadcast to its output."""
         inputs = [slot.shape for slot in self.input_slots]
         common = shape_rules.broadcast(inputs)
         problem = "the shapes do not broadcast to a common shape"
-        self.expect(common is not None, INPUT_SHAPES, problem, "correct one of them")
+        self.expect(common is not None, col.INPUT_SHAPES, problem, "correct one of them")
         problem, remedy = f"the inputs broadcast to {_cell(common or ())}", "correct this cell or the inputs' shapes"
-        self.expect(common == self.output_shape(), OUTPUT_SHAPES, problem, remedy)
+        self.expect(common == self.output_shape(), col.OUTPUT_SHAPES, problem, remedy)
 
     def expect_slots(self, needed: Sequence[int], optional: Sequence[int] = ()) -> None:
         """Refuses a row that lacks a `needed` input slot, or has a slot that is neither needed nor `optional`."""
         for slot in range(max(len(self.input_slots), max(needed) + 1)):
             missing, unused = slot in needed and not self.has(slot), f"slot {slot} is used, which is not replayed"
-            self.expect(not missing, INPUT_SHAPES, f"slot {slot} is missing", "restore it from the capture")
+            self.expect(not missing, col.INPUT_SHAPES, f"slot {slot} is missing", "restore it from the capture")
             known = slot in needed or slot in optional or not self.has(slot)
-            self.expect(known, INPUT_SHAPES, unused, "correct it, if it is wrong")
+            self.expect(known, col.INPUT_SHAPES, unused, "correct it, if it is wrong")
 
-    def runtime_number(self, name: str, *, prefix: str = RUNTIME_PREFIX) -> int | None:
+    def runtime_number(self, name: str, *, prefix: str = col.RUNTIME_PREFIX) -> int | None:
         """Returns the whole number of a Runtime column; None for an empty cell. Raises InvalidRow."""
         numbers = self.runtime_numbers(name, prefix=prefix) or []
         self.expect(len(numbers) <= 1, prefix + name, f"{len(numbers)} numbers instead of one", "correct the cell")
         return numbers[0] if numbers else None
 
-    def runtime_numbers(self, name: str, *, prefix: str = RUNTIME_PREFIX) -> list[int] | None:
+    def runtime_numbers(self, name: str, *, prefix: str = col.RUNTIME_PREFIX) -> list[int] | None:
         """Returns the numbers of a Runtime column (`40,998` or `[40, 998]`); None for an empty cell.
 
         Raises:
@@ -223,7 +215,7 @@ class RowSlots:
     def bytes(self) -> int:
         """Returns the bytes of all input and output tensors."""
         total = 0
-        for slots, column in ((self.input_slots, INPUT_DTYPES), (self.output_slots, OUTPUT_DTYPES)):
+        for slots, column in ((self.input_slots, col.INPUT_DTYPES), (self.output_slots, col.OUTPUT_DTYPES)):
             for slot in slots:
                 if not slot.absent:
                     total += math.prod(slot.shape) * self._dtype(slot, column).bytes
@@ -232,7 +224,7 @@ class RowSlots:
     def _slots(self, columns: tuple[str, str, str], optional: SlotNumbers) -> tuple[Slot, ...]:
         try:
             shapes, dtypes, formats = (self.cells.get(column, "") for column in columns)
-            if columns == INPUT_SLOTS and self.kernel_type in _GRID_OF_FIVE and dtypes.count(";") == 2:
+            if columns == col.INPUT_SLOTS and self.kernel_type in _GRID_OF_FIVE and dtypes.count(";") == 2:
                 # The signature of a Slice contains the first slot only.
                 shapes = ";".join(shapes.split(";")[:3]) if shapes.count(";") == 4 else shapes
             return parse_slots(shapes, dtypes, formats, columns, optional)
@@ -241,7 +233,7 @@ class RowSlots:
 
     def _output(self, slot: int) -> Slot:
         present = slot < len(self.output_slots) and not self.output_slots[slot].absent
-        self.expect(present, OUTPUT_SHAPES, f"output slot {slot} is missing", "restore it from the capture")
+        self.expect(present, col.OUTPUT_SHAPES, f"output slot {slot} is missing", "restore it from the capture")
         found = self.output_slots[slot]
         if found.dtype != "INT4" or not found.shape:
             return found

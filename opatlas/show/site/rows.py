@@ -13,16 +13,7 @@ from opatlas.ask.query.answering_rows import AnsweringRows
 from opatlas.ask.query.database import OpenDatabase
 from opatlas.ask.query.implementation_answers import COMPOSITION_WORDS
 from opatlas.errors import OpAtlasError
-from opatlas.row.columns import (
-    CACHE_STATE,
-    IMPLEMENTATION,
-    INPUT_SHAPES,
-    INSTRUMENT,
-    OUTPUT_SHAPES,
-    QUALITY,
-    STATUS,
-    STATUS_REASON,
-)
+from opatlas.row import columns as col
 from opatlas.row.communication import BY_KERNEL_TYPE
 from opatlas.row.quality import Quality, Source
 from opatlas.row.roofline import row_work
@@ -90,13 +81,13 @@ WORDS: tuple[str, ...] = (
     *("status", "reason", "quality", "composed", "cache", "instrument", "run_id", "verdict", "origin", "device"),
 )
 _CELLS = {
-    "input_shapes": INPUT_SHAPES,
-    "output_shapes": OUTPUT_SHAPES,
-    "status": STATUS,
-    "reason": STATUS_REASON,
-    "quality": QUALITY,
-    "cache": CACHE_STATE,
-    "instrument": INSTRUMENT,
+    "input_shapes": col.INPUT_SHAPES,
+    "output_shapes": col.OUTPUT_SHAPES,
+    "status": col.STATUS,
+    "reason": col.STATUS_REASON,
+    "quality": col.QUALITY,
+    "cache": col.CACHE_STATE,
+    "instrument": col.INSTRUMENT,
 }
 #: What a row without status or quality has instead.
 NEVER_RUN, NOT_JUDGED = "never run", "not judged"
@@ -118,7 +109,7 @@ def durations_of(database: OpenDatabase, implementation: str) -> list[tuple[str,
         except OpAtlasError:
             # Told where the kernel type is shown.
             continue
-        for captured, device, by in zip(stored.captured, stored.devices, stored.cells(IMPLEMENTATION), strict=True):
+        for captured, device, by in zip(stored.captured, stored.devices, stored.cells(col.IMPLEMENTATION), strict=True):
             durations[_origin(captured), device, "" if captured else by] += 1
         durations.update((_origin(each.is_captured), each.device, "") for each in stored.left_out.values())
     return [(*names, rows) for names, rows in durations.most_common()]

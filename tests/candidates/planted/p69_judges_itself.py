@@ -9,7 +9,7 @@ Caught by: the court takes messages of a candidate alone from a candidate
 import torch
 from torch import nn
 
-from opatlas.outer.judging.sentence import CourtVerdict
+from opatlas.outer.judging.judgement import CourtVerdict
 
 
 class ModelNew(nn.Module):

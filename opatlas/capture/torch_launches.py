@@ -1,0 +1,216 @@
+"""What became of each device event of a trace of torch.profiler: a row of a kernel type, or a reason why it has none.
+
+The kernels, copies and fills of one operator call are one sample of its row, as a replay measures a call.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from opatlas.capture.cuda_graphs import Capture, captures_beside, captures_of, pair_graphs
+from opatlas.capture.launches import CapturedLaunches, DeviceTime, SkipReason
+from opatlas.capture.single_launches import Launch, Launches
+from opatlas.capture.torch_operators import CapturedRow, LeftOut, row_of
+from opatlas.capture.torch_trace import COLLECTIVE, CallKind, TorchTrace, read_trace
+from opatlas.errors import TableError
+from opatlas.row.columns import BASE, PROFILING_KERNEL_NAMES, PROFILING_SOURCE
+from opatlas.text import kernel_name
+
+_SHAPES_REMEDY = (
+    "Record it again with record_shapes=True (vLLM: torch_profiler_record_shapes in --profiler-config); for CUDA "
+    "graphs name the trace of the capture with --shapes-from"
+)
+_OF_NCCL = re.compile(r"nccl", re.IGNORECASE)
+_MOST_NAMES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of device events that belong together.
+
+    Attributes:
+        row: the row, or why there is none.
+        name: the operator, or what else names the events.
+        events: their numbers in the trace, in their order.
+        is_replay: whether a CUDA graph ran them.
+    """
+
+    row: CapturedRow | LeftOut
+    name: str
+    events: Sequence[int]
+    is_replay: bool
+
+
+class TraceOutcomes:
+    """The outcomes of all device events of a trace.
+
+    Attributes:
+        problems: graphs, or calls of graphs, that fit no capture.
+    """
+
+    def __init__(self, trace: TorchTrace, captures: Sequence[Capture]) -> None:
+        self.trace = trace
+        self.problems: list[str] = []
+        self._captures = captures
+        self._rows: dict[tuple[int, int, tuple[int, ...]], CapturedRow | LeftOut] = {}
+
+    def __iter__(self) -> Iterator[Outcome]:
+        """Yields the outcomes; each device event is in one of them."""
+        trace = self.trace
+        replayed = np.array(
+            [call >= 0 and trace.call_kind[call] == CallKind.GRAPH for call in trace.call_of.tolist()], dtype=bool
+        )
+        eager = np.flatnonzero(~replayed)
+        eager = eager[np.argsort(np.array(trace.start_ns)[eager], kind="stable")]
+        yield from self._of_calls(trace, eager, trace.call_of[eager], is_replay=False)
+        for events, pair in pair_graphs(trace, self._captures).values():
+            if pair.problem and pair.problem not in self.problems:
+                self.problems.append(pair.problem)
+            if pair.capture is None:
+                calls, source = np.full(len(events), -1), trace
+            else:
+                calls, source = np.array(pair.calls), pair.capture.trace
+            yield from self._of_calls(source, np.array(events), calls, is_replay=True)
+
+    def _of_calls(
+        self, source: TorchTrace, events: np.ndarray, calls: np.ndarray, *, is_replay: bool
+    ) -> Iterator[Outcome]:
+        """Yields the outcomes of events that calls of a trace launched, or captured (-1: unknown)."""
+        owners, inner = source.owners
+        owner = np.where(calls >= 0, owners[calls], -1) if len(owners) else np.full(len(calls), -1)
+        owned = np.flatnonzero(owner >= 0)
+        owned = owned[np.argsort(owner[owned], kind="stable")]
+        ends = np.flatnonzero(np.diff(owner[owned], append=-1)) + 1
+        start = 0
+        for end in ends.tolist():
+            of_call, number = events[owned[start:end]].tolist(), int(owner[owned[start]])
+            start = end
+            kind = source.op_kind[number]
+            names = tuple(self.trace.name[event] for event in of_call)
+            row = self._rows.get((id(source), kind, names))
+            if row is None:
+                row = row_of(source.operators[kind], [self.trace.names[name] for name in names])
+                self._rows[id(source), kind, names] = row
+            yield Outcome(row, source.operators[kind].name, of_call, is_replay)
+        for at in np.flatnonzero(owner < 0).tolist():
+            event, call = int(events[at]), int(calls[at])
+            around = int(inner[call]) if call >= 0 else -1
+            operator = source.operators[source.op_kind[around]].name if around >= 0 else ""
+            reason, name = self._reason(event, call, operator, owner[at] == COLLECTIVE, is_replay=is_replay)
+            yield Outcome(LeftOut(reason), name, [event], is_replay)
+
+    def _reason(
+        self, event: int, call: int, operator: str, is_collective: bool, *, is_replay: bool
+    ) -> tuple[SkipReason, str]:
+        kernel = kernel_name(self.trace.names[self.trace.name[event]])
+        if is_collective or _OF_NCCL.match(kernel):
+            return SkipReason.COLLECTIVE, self.trace.messages.get(event, operator or kernel)
+        if call < 0:
+            return (SkipReason.GRAPH if is_replay else SkipReason.BEFORE_WINDOW), kernel
+        if self.trace.kind[event] != CallKind.LAUNCH:
+            return SkipReason.MEMORY_COPY, kernel
+        return (SkipReason.NO_OPERATOR, operator) if operator else (SkipReason.OUTSIDE_OPERATORS, kernel)
+
+
+def read_outcomes(
+    path: Path, on_bytes: Callable[[int], None] = lambda size: None, shapes_from: Path | None = None
+) -> TraceOutcomes:
+    """Reads a trace, and those of captures of its graphs.
+
+    Args:
+        on_bytes: called with the number of bytes that were read, for progress.
+        shapes_from: the trace of the capture; None: those beside the trace.
+
+    Raises:
+        OpAtlasError: a file cannot be read, or the trace has no shapes.
+    """
+    trace = read_trace(path, on_bytes)
+    captures = captures_of(trace)
+    if CallKind.GRAPH in trace.call_kind:
+        files = captures_beside(path) if shapes_from is None else [shapes_from]
+        captures += [capture for file in files for capture in captures_of(read_trace(file))]
+    if trace.name and not captures and not any(operator.dims for operator in trace.operators):
+        raise TableError(path, "recorded without the shapes of operators", _SHAPES_REMEDY)
+    return TraceOutcomes(trace, captures)
+
+
+def read_torch_trace(
+    path: Path, root: Path, on_bytes: Callable[[int], None], shapes_from: Path | None = None
+) -> CapturedLaunches:
+    """Reads the launches of a trace (`CaptureReader`)."""
+    outcomes = read_outcomes(path, on_bytes, shapes_from)
+    trace = outcomes.trace
+    launches = CapturedLaunches(path, root, duration="dur")
+    kinds: list[int] = []
+    durations: list[int] = []
+    for outcome in outcomes:
+        time_ns = sum(trace.duration_ns[event] for event in outcome.events)
+        if isinstance(outcome.row, LeftOut):
+            name = f"{outcome.name} ({outcome.row.detail})" if outcome.row.detail else outcome.name
+            launches.counts.add(outcome.row.reason, name, 1, time_ns / 1e3)
+            continue
+        names = [kernel_name(trace.names[trace.name[event]]) for event in outcome.events]
+        more = f" + {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+        own = {
+            PROFILING_KERNEL_NAMES: " + ".join(names[:_MOST_NAMES]) + more,
+            PROFILING_SOURCE: "CUDA graph" if outcome.is_replay else "eager",
+        }
+        if outcome.row.differs:
+            launches.counts.differing_ns[outcome.row.differs] += time_ns
+        kinds.append(launches.kind(outcome.row.kernel_type, {**outcome.row.cells, **own}, 0))
+        durations.append(time_ns)
+    launches.add(np.array(kinds, dtype=np.int32), np.array(durations) / 1e3, {}, lambda at: (0, str(durations[at])))
+    for problem in outcomes.problems:
+        launches.report(0, problem, "Name the trace of this graph's capture with --shapes-from")
+    if trace.header.baseTimeNanoseconds is None and not any(ns % 1000 for ns in trace.duration_ns):
+        launches.report(0, "durations are whole microseconds", "Record it with torch 2.4 or later")
+    launches.counts.devices += device_times(path, trace)
+    return launches
+
+
+def device_times(path: Path, trace: TorchTrace) -> Iterator[DeviceTime]:
+    """Yields the busy and idle time of each device of a trace."""
+    devices, starts = np.array(trace.device), np.array(trace.start_ns)
+    ends = starts + np.array(trace.duration_ns)
+    for device in np.unique(devices).tolist():
+        of_device = np.flatnonzero(devices == device)
+        of_device = of_device[np.argsort(starts[of_device], kind="stable")]
+        reached = np.maximum.accumulate(ends[of_device])
+        span_ns = int(reached[-1] - starts[of_device[0]])
+        idle_ns = int(np.maximum(starts[of_device[1:]] - reached[:-1], 0).sum())
+        rank = trace.header.ranks.rank if trace.header.ranks else None
+        times_us = span_ns / 1e3, (span_ns - idle_ns) / 1e3, idle_ns / 1e3
+        yield DeviceTime(path.name, device, rank, len(of_device), *times_us)
+
+
+def torch_launches(path: Path) -> Launches:
+    """Reads the device events of a trace one by one, in the order of their starts. Raises OpAtlasError."""
+    outcomes = read_outcomes(path)
+    trace = outcomes.trace
+    found = []
+    for outcome in outcomes:
+        row = outcome.row
+        kernel_type, cells = (row.kernel_type, row.cells) if isinstance(row, CapturedRow) else (outcome.name, {})
+        for event in outcome.events:
+            call = int(trace.call_of[event])
+            found.append(
+                Launch(
+                    device=str(trace.device[event]),
+                    start_ns=trace.start_ns[event],
+                    duration_us=trace.duration_ns[event] / 1e3,
+                    kernel_type=kernel_type,
+                    cells={column: cells[column] for column in BASE if column in cells},
+                    counters={},
+                    name=trace.names[trace.name[event]],
+                    step=trace.step_of(trace.call_ns[call]) if call >= 0 else "",
+                    stream=str(trace.stream[event]),
+                    launched_ns=trace.call_ns[call] if call >= 0 else None,
+                )
+            )
+    found.sort(key=lambda launch: launch.start_ns)
+    return Launches(tuple(found), tuple(f"{path}: {problem}" for problem in outcomes.problems))

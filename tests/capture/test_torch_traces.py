@@ -1,0 +1,262 @@
+"""Traces of torch.profiler: reading, the operator of each device event, CUDA graphs."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opatlas.capture import torch_launches, torch_trace, traces
+from opatlas.capture.capture_discovery import TRACE, find_captures, kind_of_capture
+from opatlas.capture.launches import SkipReason
+from opatlas.capture.torch_launches import read_outcomes, read_torch_trace
+from opatlas.capture.torch_operators import CapturedRow
+from opatlas.capture.torch_trace import read_trace
+from opatlas.errors import OpAtlasError
+
+TRACES = Path(__file__).parents[1] / "data" / "torch_traces"
+NAMES = sorted(file.name.removesuffix("-replay.pt.trace.json.gz") for file in TRACES.glob("*-replay*"))
+LEAVES = ("mm", "mul", "add", "silu", "_fused_rms_norm", "copy_", "mean", "cat", "pow", "index_select")
+
+
+def fixture(name, what):
+    return TRACES / f"{name}-{what}.pt.trace.json.gz"
+
+
+@pytest.fixture
+def toy_table(monkeypatch):
+    """A table of operators that makes a row of any call of LEAVES and attention."""
+    attention = "aten::scaled_dot_product_attention"
+    known = {*(f"aten::{name}" for name in LEAVES), "x::a", "x::b", attention}
+    monkeypatch.setattr(torch_trace, "is_known", known.__contains__)
+    monkeypatch.setattr(torch_trace, "wins_over_inner", {attention, "x::b"}.__contains__)
+    cells = {"Input Shapes": "2", "Input Data Types": "FLOAT", "Output Shapes": "2", "Output Data Types": "FLOAT"}
+    monkeypatch.setattr(
+        torch_launches, "row_of", lambda operator, kernels: CapturedRow(operator.name.partition("::")[2], cells)
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("what", ["eager", "capture", "replay"])
+def test_durations_by_outcome_are_those_of_all_device_events(name, what):
+    """With the table of the library."""
+    path = fixture(name, what)
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    whole_ns = sum(round(each["dur"] * 1000) for each in events if each.get("cat") in torch_trace._DEVICE)
+    counts = read_torch_trace(path, path, lambda size: None).counts
+    assert counts.time_ns.total() == whole_ns
+    (device,) = counts.devices
+    assert device.busy_us <= whole_ns / 1000
+    assert device.busy_us + device.idle_us == pytest.approx(device.span_us, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_replay_has_the_kernels_of_the_eager_calls(toy_table, name):
+    eager = defaultdict(set)
+    outcomes = read_outcomes(fixture(name, "eager"))
+    for outcome in outcomes:
+        eager[outcome.name].add(kernels_of(outcomes, outcome))
+    outcomes = read_outcomes(fixture(name, "replay"))
+    of_graph = [each for each in outcomes if each.is_replay and isinstance(each.row, CapturedRow)]
+    assert not outcomes.problems
+    assert len(of_graph) > 30
+    # Splits of products and copies may differ; nine of ten calls have the very kernels.
+    same = sum(kernels_of(outcomes, each) in eager[each.name] for each in of_graph)
+    assert same >= 0.9 * len(of_graph)
+    assert Counter(each.name for each in of_graph)["aten::mm"] % 3 == 0
+
+
+def kernels_of(outcomes, outcome):
+    return tuple(outcomes.trace.names[outcomes.trace.name[event]] for event in outcome.events)
+
+
+def changed_replay(tmp_path, name, change):
+    """Writes the capture, and the replay with other device events; gives the reasons of its outcomes, and problems."""
+    (tmp_path / f"{name}-capture.trace.json.gz").write_bytes(fixture(name, "capture").read_bytes())
+    trace = json.loads(gzip.decompress(fixture(name, "replay").read_bytes()))
+    replays = defaultdict(list)
+    for event in trace["traceEvents"]:
+        if event.get("cat") in torch_trace._DEVICE:
+            replays[event["args"]["correlation"]].append(event)
+    for number, replay in enumerate(replays.values()):
+        change(trace["traceEvents"], sorted(replay, key=lambda event: event["ts"]), number)
+    path = tmp_path / f"{name}-replay.trace.json"
+    path.write_text(json.dumps(trace))
+    outcomes = read_outcomes(path)
+    rows = [outcome for outcome in outcomes if isinstance(outcome.row, CapturedRow)]
+    return len(rows), outcomes.problems
+
+
+def shuffle(seed):
+    def change(events, replay, number):
+        names = [(event["name"], event["cat"]) for event in replay]
+        random.Random(seed).shuffle(names)
+        for event, (name, category) in zip(replay, names, strict=True):
+            event["name"], event["cat"] = name, category
+
+    return change
+
+
+def rotate(events, replay, number):
+    names = [(event["name"], event["cat"]) for event in replay]
+    for event, (name, category) in zip(replay, names[1:] + names[:1], strict=True):
+        event["name"], event["cat"] = name, category
+
+
+def swap_of_one_layer(events, replay, number):
+    one, other = [event for event in replay if "silu" in event["name"] or "Mul" in event["name"]][:2]
+    one["name"], other["name"] = other["name"], one["name"]
+
+
+def without_one(events, replay, number):
+    events.remove(replay[5])
+
+
+def other_order_in_one_replay(events, replay, number):
+    if number == 1:
+        swap_of_one_layer(events, replay, number)
+
+
+def second_stream(events, replay, number):
+    replay[3]["args"]["stream"] = 99
+
+
+@pytest.mark.parametrize(
+    "change",
+    [shuffle(1), shuffle(2), rotate, swap_of_one_layer, without_one, other_order_in_one_replay, second_stream],
+)
+def test_a_replay_that_does_not_fit_its_capture_has_no_rows(toy_table, tmp_path, change):
+    rows, problems = changed_replay(tmp_path, "plain-prefill", change)
+    assert problems
+    if change is other_order_in_one_replay:
+        # The two other replays fit, and the third is told.
+        rows -= 2 * 24
+    assert rows <= 0
+
+
+def test_nodes_with_ids_are_ordered_by_them(toy_table, tmp_path):
+    def change(events, replay, number):
+        for node, event in enumerate(replay, start=7):
+            event["args"] |= {"graph node id": node, "stream": node % 3}
+        replay[4]["ts"], replay[5]["ts"] = replay[5]["ts"], replay[4]["ts"]
+
+    rows, problems = changed_replay(tmp_path, "plain-prefill", change)
+    assert (rows > 30, problems) == (True, [])
+
+
+def op(name, start, end, tid=1):
+    event = {"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": tid, "ts": start, "dur": end - start}
+    return {**event, "args": {"Input Dims": [[2]], "Input type": ["float"]}}
+
+
+def call(correlation, ts, name="cudaLaunchKernel", tid=1):
+    args = {"correlation": correlation}
+    return {"ph": "X", "cat": "cuda_runtime", "name": name, "pid": 1, "tid": tid, "ts": ts, "dur": 1, "args": args}
+
+
+def kernel(correlation, ts, name="k", cat="kernel", **args):
+    args = {"correlation": correlation, "device": 0, "stream": 7, **args}
+    return {"ph": "X", "cat": cat, "name": name, "pid": 0, "tid": 7, "ts": ts, "dur": 2.5, "args": args}
+
+
+def write(path, *events):
+    path.write_text(json.dumps({"traceEvents": [op("x::first", -9, -8), *events]}))
+    return path
+
+
+def test_the_operator_of_a_kernel(toy_table, tmp_path):
+    """By thread and time of the launch: the innermost one that the table knows, unless one around it wins."""
+    path = write(
+        tmp_path / "a.trace.json",
+        *(op("x::outer", 0, 100), op("x::a", 10, 20), op("x::unknown", 12, 18), call(1, 15), call(2, 19)),
+        # Ends where the next begins.
+        *(op("x::a", 20, 30), call(3, 25), call(4, 40), op("x::b", 50, 60), op("x::a", 51, 59), call(5, 55)),
+        *(op("x::a", 0, 100, tid=2), call(6, 200), call(7, 70, "cudaMemcpyAsync"), op("c10d::allreduce_", 80, 90)),
+        *(call(8, 85), *(kernel(n, 300 + n) for n in (1, 2, 3, 4, 5, 6, 9))),
+        *(kernel(7, 400, "Memcpy HtoD", "gpu_memcpy"), kernel(8, 401, "my_sum", **{"Collective name": "allreduce"})),
+        kernel(8, 402, "ncclKernel", **{"Collective name": "allreduce", "In msg nelems": 8, "dtype": "Half"}),
+    )
+    found = {}
+    for outcome in (outcomes := read_outcomes(path)):
+        row = outcome.row.kernel_type if isinstance(outcome.row, CapturedRow) else outcome.row.reason
+        for event in outcome.events:
+            found[outcomes.trace.correlation[event]] = (row, outcome.name, len(outcome.events))
+    assert found == {
+        1: ("a", "x::a", 2),
+        2: ("a", "x::a", 2),
+        3: ("a", "x::a", 1),
+        4: (SkipReason.NO_OPERATOR, "x::outer", 1),
+        5: ("b", "x::b", 1),
+        6: (SkipReason.OUTSIDE_OPERATORS, "k", 1),
+        7: (SkipReason.MEMORY_COPY, "Memcpy HtoD", 1),
+        8: (SkipReason.COLLECTIVE, "allreduce 16 bytes, 0 ranks", 1),
+        9: (SkipReason.BEFORE_WINDOW, "k", 1),
+    }
+
+
+def test_busy_and_idle_time(tmp_path):
+    events = [kernel(1, 10), kernel(1, 11), kernel(1, 20, device=1), kernel(1, 15.5)]
+    found = read_torch_trace(write(tmp_path / "a.trace.json", *events), tmp_path, lambda size: None).counts.devices
+    assert [(each.device, each.events, each.span_us, each.busy_us, each.idle_us) for each in found] == [
+        (0, 3, 8.0, 6.0, 2.0),
+        (1, 1, 2.5, 2.5, 0.0),
+    ]
+
+
+def test_times_have_all_digits(tmp_path):
+    path = tmp_path / "a.trace.json"
+    event = json.dumps(kernel(1, 1)).replace('"ts": 1,', '"ts": 1764246877073569.641,')
+    path.write_text(f'{{"traceEvents": [{event}]}}')
+    assert list(read_trace(path).start_ns) == [1764246877073569641]
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        (b"{}", "not a Chrome trace"),
+        (b'{"traceEvents": [{"ph": "X"}, {"ph"', "cannot be read"),
+        (b'{"traceEvents": [{"cat": "kernel", "args": {"correlation": "x"}}]}', "correlation"),
+        (json.dumps({"traceEvents": [kernel(1, 1)]}).encode(), "record_shapes"),
+        (b'{"deviceProperties": 3, "traceEvents": [{"ph": "X"}]}', "deviceProperties"),
+    ],
+)
+def test_what_is_no_trace_with_shapes(tmp_path, text, named):
+    path = tmp_path / "a.trace.json"
+    path.write_bytes(text)
+    with pytest.raises(OpAtlasError, match=named) as error:
+        read_outcomes(path)
+    assert str(path) in str(error.value)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 5) | st.text('ab"\\},{[]\n', max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text('a},{"', max_size=3), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.lists(JSON, min_size=1, max_size=8), st.integers(1, 40), st.sampled_from([None, 1]), st.booleans())
+def test_events_are_the_same_in_blocks_of_any_size(tmp_path_factory, events, size, indent, is_object):
+    path = tmp_path_factory.getbasetemp() / "trace"
+    whole = {"a": [{"traceEvents": 1}], "traceEvents": events, "z": [{}, {"b": []}, {"c": 1}]} if is_object else events
+    path.write_text(json.dumps(whole, indent=indent))
+    before, traces._BLOCK_BYTES = traces._BLOCK_BYTES, size
+    try:
+        with open(path, "rb") as file:
+            assert list(traces.read_events(path, file)) == events
+    finally:
+        traces._BLOCK_BYTES = before
+
+
+def test_which_files_of_a_folder_are_traces(tmp_path):
+    names = ["dp0_rank0.17.pt.trace.json.gz", "1-TP-0-DECODE.trace.json.gz", "merged-1.trace.json.gz", "config.json"]
+    for name in names:
+        (tmp_path / name).touch()
+    assert [file.name for file in find_captures(tmp_path).files] == sorted(names[:2])
+    assert kind_of_capture(tmp_path / "bs_32_rank0.json.gz") is TRACE
