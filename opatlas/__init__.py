@@ -15,7 +15,7 @@ _MODULES = {
     for module, names in {
         "ask.query.database": "OpenDatabase open",
         "ask.query.model_cost": "ModelCost PartCost",
-        "ask.query.next_rows": "NextRow NextRows Step",
+        "ask.query.next_rows": "NextRow NextRows",
         "ask.query.question": "How NoAnswer QueryResult",
         "data.database": "Database",
         "errors": "OpAtlasError",
@@ -27,6 +27,7 @@ _MODULES = {
         "run.formula": "per_element per_row pointwise",
         "run.implementation": "Prepared implements",
         "run.registry": "replays",
+        "theory.model_step": "Step",
     }.items()
     for name in names.split()
 }
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from opatlas.ask.query.model_cost import PartCost as PartCost
     from opatlas.ask.query.next_rows import NextRow as NextRow
     from opatlas.ask.query.next_rows import NextRows as NextRows
-    from opatlas.ask.query.next_rows import Step as Step
     from opatlas.ask.query.question import How as How
     from opatlas.ask.query.question import NoAnswer as NoAnswer
     from opatlas.ask.query.question import QueryResult as QueryResult
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from opatlas.run.implementation import Prepared as Prepared
     from opatlas.run.implementation import implements as implements
     from opatlas.run.registry import replays as replays
+    from opatlas.theory.model_step import Step as Step
 
 if _CHECKOUT is not None:
     # A checkout has bench/, plugins/ and shapes/ beside this package, and a wheel has them inside it.

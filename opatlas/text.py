@@ -10,6 +10,9 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from enum import Enum
 
+#: Innermost template arguments.
+_BRACKETS = re.compile(r"<[^<>]*>")
+
 
 class Word(str, Enum):
     """An enumeration of words, whose text is the word itself (enum.StrEnum of Python 3.11)."""
@@ -196,3 +199,17 @@ def _cells(line: str, separator: str) -> list[str]:
         return next(csv.reader([line], delimiter=separator), [])
     except csv.Error:
         return []
+
+
+def kernel_name(name: str) -> str:
+    """Returns the name of a kernel without return type, template arguments and parameters: `at::native::gemm`.
+
+    Those of copies and fills stay.
+    """
+    if name.startswith(("Memcpy", "Memset")):
+        return name
+    plain = name
+    while plain != (inner := _BRACKETS.sub("", plain)):
+        plain = inner
+    words = plain.replace("(anonymous namespace)::", "").partition("(")[0].split()
+    return words[-1] if words else name

@@ -107,6 +107,7 @@ QWEN3_0_6B = read_config(
     {
         "model_type": "qwen3",
         "num_hidden_layers": 28,
+        "tie_word_embeddings": True,
         "hidden_size": 1024,
         "intermediate_size": 3072,
         "num_attention_heads": 16,

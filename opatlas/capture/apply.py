@@ -130,7 +130,8 @@ def apply_cases(database: Database, cases: Mapping[str, Cases], known: Collectio
 
 
 def _apply_to_table(database: Database, kernel_type: str, cases: Cases, known: Collection[str]) -> CsvChanges:
-    fold = _CapturedRows(database.read_or_empty(kernel_type, _columns_of_new_table(kernel_type)))
+    is_gpu = any(col.PROFILING_SOURCE in cells for _, cells, _ in cases.cells)
+    fold = _CapturedRows(database.read_or_empty(kernel_type, _columns_of_new_table(kernel_type, is_gpu=is_gpu)))
     counts = CsvChanges()
     for case in cases:
         modes = find_modes(case.durations_us)
@@ -304,8 +305,8 @@ class _CapturedRows(TableFold):
         return self.rows.set_cells(position, cells)
 
 
-def _columns_of_new_table(kernel_type: str) -> list[str]:
-    counters = [col.profiling_counter(name) for name in col.PIPE_UTILIZATION]
+def _columns_of_new_table(kernel_type: str, *, is_gpu: bool) -> list[str]:
+    counters = [] if is_gpu else [col.profiling_counter(name) for name in col.PIPE_UTILIZATION]
     columns = [*col.BASE, col.AVERAGE, *col.PROFILING_DURATIONS, *counters]
     if kernel_type in col.ATTENTION_TYPES:
         columns += col.RUNTIME

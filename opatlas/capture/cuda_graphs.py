@@ -166,9 +166,11 @@ def _mismatch(trace: TorchTrace, events: Sequence[int], capture: Capture) -> str
 
 
 def _agreeing(trace: TorchTrace, events: Sequence[int], capture: Capture, size: str) -> PairedGraph:
-    """Returns the pairing without the calls whose kernels differ from those of most equal calls, and their neighbours.
+    """Returns the pairing without calls that have the kernel of another operator, and without their neighbours.
 
-    It is refused if less than `_LEAST_SHARE` of the device time remains.
+    Equal calls may have different kernels, as attention over a window does. A call whose kernels equal calls lack is
+    wrong if another operator launched one of them. The pairing is refused if less than `_LEAST_SHARE` of the device
+    time remains.
     """
     owners, inner = capture.trace.owners
     nodes: dict[int, list[int]] = defaultdict(list)
@@ -176,27 +178,32 @@ def _agreeing(trace: TorchTrace, events: Sequence[int], capture: Capture, size: 
         number = int(owners[call] if owners[call] >= 0 else inner[call])
         # A launch outside of all operators stands alone.
         nodes[number if number >= 0 else -1 - at].append(at)
-    names: dict[object, Counter[tuple[int, ...]]] = defaultdict(Counter)
-    keys = []
+    same: dict[int, Counter[tuple[int, ...]]] = defaultdict(Counter)
+    launched_by: dict[int, set[str]] = defaultdict(set)
     for number, of_call in nodes.items():
-        key = capture.trace.op_kind[number] if number >= 0 else number
+        same[_kind(capture, number)][tuple(trace.name[events[at]] for at in of_call)] += 1
+        for at in of_call:
+            launched_by[trace.name[events[at]]].add(capture.operator(capture.calls[at]).name)
+    wrong = []
+    for number, of_call in nodes.items():
         kernels = tuple(trace.name[events[at]] for at in of_call)
-        keys.append((key, kernels, of_call))
-        names[key][kernels] += 1
-    differs = [names[key][kernels] * 2 <= names[key].total() for key, kernels, _ in keys]
-    wrong = [any(differs[max(at - 1, 0) : at + 2]) for at in range(len(differs))]
-    calls = [*capture.calls]
-    for is_wrong, (_, _, of_call) in zip(wrong, keys, strict=True):
-        for at in of_call if is_wrong else ():
-            calls[at] = -1
+        others = same[_kind(capture, number)]
+        is_rare = others[kernels] * 2 <= others.total()
+        wrong.append(is_rare and any(len(launched_by[kernel]) > 1 for kernel in kernels))
     if not any(wrong):
-        return PairedGraph(capture, calls)
-    first = keys[differs.index(True)][2][0]
-    kernel = trace.names[trace.name[events[first]]]
-    operator = capture.operator(capture.calls[first]).name
+        return PairedGraph(capture, capture.calls)
+    calls = [*capture.calls]
+    for number, of_call in enumerate(nodes.values()):
+        for at in of_call if any(wrong[max(number - 1, 0) : number + 2]) else ():
+            calls[at] = -1
+    first = [*nodes.values()][wrong.index(True)][0]
+    operator, kernel = capture.operator(capture.calls[first]).name, trace.names[trace.name[events[first]]]
     problem = f"{size}: node {first}, {operator}: equal calls have other kernels than {kernel}"
     whole_ns = sum(trace.duration_ns[event] for event in events)
     kept_ns = sum(trace.duration_ns[event] for event, call in zip(events, calls, strict=True) if call >= 0)
-    if kept_ns < _LEAST_SHARE * whole_ns:
-        return PairedGraph(None, (), problem)
-    return PairedGraph(capture, calls, problem)
+    return PairedGraph(capture if kept_ns >= _LEAST_SHARE * whole_ns else None, calls, problem)
+
+
+def _kind(capture: Capture, number: int) -> int:
+    """Returns the number of an operator call's operator; that of a launch outside of operators as it is."""
+    return capture.trace.op_kind[number] if number >= 0 else number

@@ -102,6 +102,7 @@ class LaunchCounts:
         without_duration: the place of the first duration of each file that is empty, N/A or zero, and of the first
             that is too long.
         devices: the busy time of each device of a trace.
+        differing_ns: device time of ingested launches, by what their rows do not say of the call.
     """
 
     launches: Counter[tuple[SkipReason | None, str]] = field(default_factory=Counter)
@@ -109,6 +110,7 @@ class LaunchCounts:
     unknown_dtypes: Counter[str] = field(default_factory=Counter)
     without_duration: list[tuple[SkipReason, str]] = field(default_factory=list)
     devices: list[DeviceTime] = field(default_factory=list)
+    differing_ns: Counter[str] = field(default_factory=Counter)
 
     def add(self, reason: SkipReason | None, kernel_type: str, count: int, time_us: float = 0.0) -> None:
         """Counts launches of a kernel type."""

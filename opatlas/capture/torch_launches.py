@@ -19,6 +19,7 @@ from opatlas.capture.torch_operators import CapturedRow, LeftOut, row_of
 from opatlas.capture.torch_trace import COLLECTIVE, CallKind, TorchTrace, read_trace
 from opatlas.errors import TableError
 from opatlas.row.columns import BASE, PROFILING_KERNEL_NAMES, PROFILING_SOURCE
+from opatlas.text import kernel_name
 
 _SHAPES_REMEDY = (
     "Record it again with record_shapes=True (vLLM: torch_profiler_record_shapes in --profiler-config); for CUDA "
@@ -106,7 +107,7 @@ class TraceOutcomes:
     def _reason(
         self, event: int, call: int, operator: str, is_collective: bool, *, is_replay: bool
     ) -> tuple[SkipReason, str]:
-        kernel = short_name(self.trace.names[self.trace.name[event]])
+        kernel = kernel_name(self.trace.names[self.trace.name[event]])
         if is_collective or _OF_NCCL.match(kernel):
             return SkipReason.COLLECTIVE, self.trace.messages.get(event, operator or kernel)
         if call < 0:
@@ -114,12 +115,6 @@ class TraceOutcomes:
         if self.trace.kind[event] != CallKind.LAUNCH:
             return SkipReason.MEMORY_COPY, kernel
         return (SkipReason.NO_OPERATOR, operator) if operator else (SkipReason.OUTSIDE_OPERATORS, kernel)
-
-
-def short_name(kernel: str) -> str:
-    """Returns the name of a kernel without its arguments: `vectorized_elementwise_kernel`."""
-    plain = kernel.replace("(anonymous namespace)::", "").removeprefix("void ")
-    return plain if plain.startswith("Mem") else re.split(r"[<(]", plain, maxsplit=1)[0].rpartition("::")[2]
 
 
 def read_outcomes(
@@ -139,7 +134,7 @@ def read_outcomes(
     if CallKind.GRAPH in trace.call_kind:
         files = captures_beside(path) if shapes_from is None else [shapes_from]
         captures += [capture for file in files for capture in captures_of(read_trace(file))]
-    if trace.name and not trace.header.record_shapes and not captures:
+    if trace.name and not captures and not any(operator.dims for operator in trace.operators):
         raise TableError(path, "recorded without the shapes of operators", _SHAPES_REMEDY)
     return TraceOutcomes(trace, captures)
 
@@ -159,17 +154,21 @@ def read_torch_trace(
             name = f"{outcome.name} ({outcome.row.detail})" if outcome.row.detail else outcome.name
             launches.counts.add(outcome.row.reason, name, 1, time_ns / 1e3)
             continue
-        names = [short_name(trace.names[trace.name[event]]) for event in outcome.events]
+        names = [kernel_name(trace.names[trace.name[event]]) for event in outcome.events]
         more = f" + {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
         own = {
             PROFILING_KERNEL_NAMES: " + ".join(names[:_MOST_NAMES]) + more,
             PROFILING_SOURCE: "CUDA graph" if outcome.is_replay else "eager",
         }
+        if outcome.row.differs:
+            launches.counts.differing_ns[outcome.row.differs] += time_ns
         kinds.append(launches.kind(outcome.row.kernel_type, {**outcome.row.cells, **own}, 0))
         durations.append(time_ns)
     launches.add(np.array(kinds, dtype=np.int32), np.array(durations) / 1e3, {}, lambda at: (0, str(durations[at])))
     for problem in outcomes.problems:
         launches.report(0, problem, "Name the trace of this graph's capture with --shapes-from")
+    if trace.header.baseTimeNanoseconds is None and not any(ns % 1000 for ns in trace.duration_ns):
+        launches.report(0, "durations are whole microseconds", "Record it with torch 2.4 or later")
     launches.counts.devices += device_times(path, trace)
     return launches
 

@@ -115,10 +115,9 @@ def _number(numbers: dict[str, int], name: str, names: list[str]) -> int:
 
 
 class TraceHeader(msgspec.Struct, rename={"gpus": "deviceProperties", "ranks": "distributedInfo"}):
-    """What a trace says of its machine. `record_shapes` is 0 where shapes were not recorded."""
+    """What a trace says of its machine."""
 
     gpus: list[_Gpu] = []
-    record_shapes: int = 0
     cuda_runtime_version: int = 0
     baseTimeNanoseconds: int | None = None  # noqa: N815
     ranks: _Ranks | None = None

@@ -10,7 +10,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from opatlas.ask.compare.calls import CallPair, RowCall
-from opatlas.ask.compare.comparison import DatabaseComparison, Evidence, RivalFigures, RowComparison, compare_databases
+from opatlas.ask.compare.comparison import DatabaseComparison, Evidence, RowComparison, compare_databases
 from opatlas.ask.compare.databases import ComparedDatabase, implementations_of
 from opatlas.ask.compare.states import compared_states
 from opatlas.errors import UsageError, usage_errors
@@ -100,8 +100,8 @@ def _content(comparison: DatabaseComparison) -> Mapping[str, object]:
             {
                 **_database(rival),
                 "evidence": _evidence(comparison.evidence(rival.name)),
-                "all": _figures(comparison.total(rival.name)),
-                "kernel_types": [_figures(each) for each in comparison.figures(rival.name)],
+                "all": comparison.total(rival.name).told(),
+                "kernel_types": [each.told() for each in comparison.figures(rival.name)],
             }
             for rival in comparison.rivals
         ],
@@ -122,17 +122,6 @@ def _evidence(evidence: Evidence) -> Mapping[str, object]:
         "pairs": {str(basis): count for basis, count in evidence.pairs.items()},
         "controls": [{**asdict(each), "threshold": each.threshold} for each in evidence.controls],
         "default_spreads": evidence.spreads,
-    }
-
-
-def _figures(figures: RivalFigures) -> Mapping[str, object]:
-    content = asdict(figures)
-    for name in ("covered", "deployed", "composed"):
-        mean = content.pop(name)
-        content |= {f"{name}_rows": mean["rows"], name: mean["ratio"]}
-        content |= {f"{name}_{end}": mean[end] for end in ("low", "high")}
-    return content | {
-        name: getattr(figures, name) for name in ("measured", "unsupported", "wrong", "crashed", "missing")
     }
 
 

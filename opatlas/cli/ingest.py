@@ -30,13 +30,14 @@ from opatlas.run.registry import replays_of_bench
 from opatlas.show.output import print_note
 from opatlas.show.parameters import reads
 from opatlas.show.result import Column, Fields, Part, Result, Table
-from opatlas.text import close_matches, printable
+from opatlas.text import close_matches, printable, shortened
 
 _MAKES = "`opatlas ingest --profiling-path` makes a database"
 #: A captured row becomes at most so many rows, one for each distinct record.
 _MOST_ROWS = 100
 #: The largest number of rows of a table; the reports and the JSON have all.
 _SHOWN = 10
+_LONGEST_NAME = 60
 _SHARE = Column("of captured time", percent)
 
 
@@ -177,8 +178,13 @@ def _capture_parts(done: IngestResult, not_read: Sequence[tuple[str, Sequence[Pa
         )
         yield from _table(
             ("left out", "operator or kernel", "calls", _SHARE),
-            [(reason.value, each.kernel_type, each.count, each.share) for reason, each in account.time_left_out],
+            [
+                (reason.value, shortened(each.kernel_type, _LONGEST_NAME), each.count, each.share)
+                for reason, each in account.time_left_out
+            ],
         )
+        differing = [(what, ns / 1e3 / device_us) for what, ns in account.differing_ns.most_common()]
+        yield from _table(("in rows that do not say", _SHARE), differing)
         return
     shares = [(each.kernel_type, each.count, each.share) for each in account.without_shapes]
     yield from _table(("without shapes", "launches", _SHARE), shares)
@@ -241,6 +247,7 @@ def _captures_json(done: IngestResult) -> dict[str, object]:
             {"reason": reason.value, "name": each.kernel_type, "calls": each.count, "duration_us": each.time_us}
             for reason, each in account.time_left_out
         ],
+        "differing_us": {what: ns / 1e3 for what, ns in account.differing_ns.items()},
         "devices": account.devices,
         "unknown_dtypes": account.unknown_dtypes,
         "kernel_types": sorted(outcome.kernel_types),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,20 +15,24 @@ from cyclopts import Parameter
 from opatlas.ask.query.database import OpenDatabase
 from opatlas.ask.query.database import open as open_database
 from opatlas.ask.query.model_cost import ModelCost, PartCost, PartField
-from opatlas.ask.query.next_rows import NextRows, Step
+from opatlas.ask.query.next_rows import NextRows
+from opatlas.ask.query.sweep import SweptStep, step_costs, write_plot
 from opatlas.data.database import Database
 from opatlas.data.fold import add_rows
 from opatlas.data.manifest import Manifest, code_digest, this_machine
 from opatlas.errors import UsageError
-from opatlas.formats import microseconds, percent
+from opatlas.formats import microseconds, number, percent, size
 from opatlas.progress import progress
 from opatlas.row.columns import INPUT_SHAPES
 from opatlas.row.location import default_path, parse_implementation
 from opatlas.row.record import new_run_id
 from opatlas.row.versions import detect
 from opatlas.run.devices.device import available_devices, database_name
-from opatlas.show.parameters import Count, Names
+from opatlas.show.parameters import Count, Counts, Names, OneStep
 from opatlas.show.result import Column, Fields, Part, Result, Table
+from opatlas.theory.model_kinds import MODEL_KINDS
+from opatlas.theory.model_step import Step, step_memory
+from opatlas.theory.models import models_by_name
 from opatlas.theory.sources import resolve_model
 
 #: What a table says of a part, by `PartCost.composed`.
@@ -35,83 +40,125 @@ _COMPOSED = {True: "composition", None: "may be composition", False: ""}
 
 #: The properties of `ModelCost` that JSON has.
 _OF_SUM = (
+    *("model", "database", "stack", "dtype", "layers", "differs"),
     *("us", "interval_us", "tokens_per_s", "us_in_layers", "composition_us", "untold_us", "other_dtypes_us"),
     *("missing_calls_share", "missing_bytes_share"),
 )
 
 
 def model(
-    model: str,
+    model: OneStep = None,
     database: Annotated[str | None, Parameter(name="DB")] = None,
     /,
     *,
-    tp: Count = 1,
-    ep: Count = 1,
-    batch: Count,
-    context: Count,
-    phase: Literal["prefill", "decode"] = "decode",
+    tp: Counts = (),
+    ep: Counts = (),
+    batch: Counts = (),
+    context: Counts = (),
+    phase: Literal["prefill", "decode"] | None = None,
+    sequences: Names = (),
     dtype: str = "",
     implementation: Names = (),
+    plot: Path | None = None,
     next: Count | None = None,  # noqa: A002
     dry_run: bool = False,
+    list: bool = False,  # noqa: A002
 ) -> Result:
     """The cost of a step of a model on one device: the sum of its calls, and what is missing from it.
 
     A step is what an engine computes at once: the next token of each sequence (decode), or all tokens of each
-    (prefill). The sum is that of kernels, one after another, without gaps.
+    (prefill). The sum is that of kernels, one after another, without gaps. Several values of --batch, --context,
+    --sequences, --tp or --ep, with commas, give a table of steps.
 
-    Exit status: 0 done, also if durations are missing; 1 a file failed; 2 wrong usage.
+    Exit status: 0 done, also if durations are missing; 1 a file failed; 2 wrong usage, or no step fits the device.
 
     Args:
-        model: a model's name, or its config.json or the folder of that.
+        model: a model's name, or its config.json or the folder of that; with commas further settings, as in
+            MODEL,dp=4 (replicas of the attention that share the experts), pp=2 (stages of the layers),
+            cache_dtype=FLOAT8_E4M3FN, captured=1+2+4+8 or vllm (tokens with a CUDA graph, to which steps are padded).
         database: a folder, or a device such as NVIDIA_H200 (default: the default database of this machine).
-        tp: devices that share a layer.
-        ep: devices that share the experts: 1, or some times --tp.
+        tp: devices that share a layer (default: 1).
+        ep: devices that share the experts: 1, or all of tp x dp (default: 1).
         batch: sequences of a step of --tp devices.
         context: tokens of each sequence, in decode with the one that is computed.
-        phase: what a step computes.
+        phase: what a step computes (default: decode).
+        sequences: in place of the three: count x queries @ keys, as in 63x1@4096+1x2048@6144 for 63 sequences of one
+            new token and 4096 in all, and a part of a prompt.
         dtype: BF16 or FLOAT16; INT8 or FLOAT8_E4M3FN for quantized products (default: that of the model's weights).
         implementation: implementations in their order, of which the first with rows of a kernel type answers; fastest:
             for each call the fastest (default: the stack that the database names).
+        plot: write step time and throughput over the batch to FILE.html.
         next: add the N rows to the database whose measurement tells most about this step; opatlas bench measures them.
         dry_run: with --next: show the rows, and add nothing.
+        list: the models that have names, and the kinds of config.json.
     """
+    if list:
+        return Result([_names(), f"config.json of model_type {', '.join(MODEL_KINDS)}"])
+    if model is None:
+        raise UsageError("no model: give its name (--list), or its config.json or the folder of that")
     if next is None and dry_run:
         raise UsageError("--dry-run: only --next adds rows")
     if next is not None and implementation:
         raise UsageError("--implementation: --next adds rows for the stack that the database names: leave it out")
+    lengths = [(0, 0, words) for words in sequences]
+    if batch or context or not sequences:
+        lengths += product(batch or (model.batch,), context or (model.context,), ("" if batch else model.sequences,))
+    steps = [
+        msgspec.structs.replace(
+            model,
+            tp=t,
+            ep=e,
+            batch=b,
+            context=c,
+            sequences=words,
+            phase=phase or model.phase,
+            dtype=dtype or model.dtype,
+        )
+        for t, e, (b, c, words) in product(tp or (model.tp,), ep or (model.ep,), lengths)
+    ]
     place = database or default_path(database_name(available_devices(None)), detect())
     # A wrong model is told before a wrong database.
-    name = resolve_model(model).name
-    if next is None:
-        # The first questions about a database fit models, which takes up to half a minute.
-        with progress(f"{name}, calls", None) as advance:
-            cost = open_database(place).model(
-                model,
-                tp=tp,
-                ep=ep,
-                batch=batch,
-                context=context,
-                phase=phase,
-                dtype=dtype,
-                implementation=implementation,
-                tell=lambda _: advance(1),
-            )
-        return Result(list(_cost_parts(cost)), json=_cost_json(cost))
-    started_at = time.time()
-    opened = open_database(place)
-    step = Step(model, batch, context, tp, ep, phase, dtype)
+    name = resolve_model(model.model).name
+    started_at, opened = time.time(), open_database(place)
+    # The first questions about a database fit models, which takes up to half a minute.
     with progress(f"{name}, calls", None) as advance:
-        found = opened.next_rows(next, [step], lambda _: advance(1))
-    added = 0 if dry_run or not found.rows else _add(Database(opened.path), found, step, started_at)
-    return Result(list(_next_parts(opened, found, added)), json=_next_json(found))
+        if next is None:
+            found = step_costs(opened, steps, implementation, lambda _: advance(1))
+        else:
+            rows = opened.next_rows(next, steps, lambda _: advance(1))
+    if next is not None:
+        added = 0 if dry_run or not rows.rows else _add(Database(opened.path), rows, steps, started_at)
+        return Result([*_next_parts(opened, rows, added)], json=_next_json(rows))
+    if plot is not None:
+        write_plot(plot, [cost for _, cost, _ in found if cost is not None])
+    if len(found) == 1 and found[0][1] is not None:
+        return Result([*_cost_parts(found[0][1])], json=_cost_json(found[0][1]))
+    return Result([*_sweep_parts(name, found)], json=[_swept_json(*each) for each in found])
+
+
+def _names() -> Table:
+    """Returns the models that have names."""
+    known = models_by_name()
+    short: dict[str, list[str]] = {}
+    for word, facts in known.items():
+        short.setdefault(facts.name, []).extend([word] if word != facts.name.lower() else [])
+    rows = []
+    for facts in dict.fromkeys(known.values()):
+        memory = step_memory(facts, Step(facts.name, 1, 1))
+        experts = facts.experts.count if facts.experts is not None else None
+        rows.append((facts.name, ", ".join(short[facts.name]), facts.layers, facts.hidden, experts, memory.weights))
+    return Table(("model", "short names", "layers", "hidden", "experts", Column("weights", size)), rows)
 
 
 def _cost_json(cost: ModelCost) -> dict[str, object]:
+    memory = {**asdict(cost.memory), "needed": cost.memory.needed, "tokens_left": cost.memory.tokens_left}
     return {
-        **asdict(cost),
-        **{name: getattr(cost, name) for name in _OF_SUM},
+        **msgspec.structs.asdict(cost.step),
+        **{
+            name: getattr(cost, name) for name in ("model", "database", "stack", "dtype", "layers", "differs", *_OF_SUM)
+        },
         "interval_of": "kernels",
+        "memory": memory,
         "us_by_how": cost.us_by_how(),
         "us_by_device": cost.us_by("device"),
         "us_by_source": cost.us_by("source"),
@@ -132,9 +179,10 @@ def _cost_parts(cost: ModelCost) -> Iterator[Part]:
             "tokens/s": None if cost.tokens_per_s is None else round(cost.tokens_per_s),
             "a layer(us)": (round(cost.us_in_layers / cost.layers), f"mean of {cost.layers}"),
             "outside of layers(us)": round(cost.us - cost.us_in_layers),
+            "memory": str(cost.memory),
+            "tokens of cache left": cost.memory.tokens_left,
         },
-        title=f"{cost.model}, {cost.phase}: batch {cost.batch}, context {cost.context}, {cost.dtype}, tp {cost.tp}, "
-        f"ep {cost.ep}",
+        title=f"{cost.model}, {cost.step.told()}, {cost.dtype}",
     )
     fields: tuple[PartField, ...] = ("how", "device", "source", "cache", "instrument")
     yield Fields(
@@ -166,6 +214,41 @@ def _cost_parts(cost: ModelCost) -> Iterator[Part]:
             for part, words in zip(cost.parts, notes, strict=True)
         ],
         title="parts",
+    )
+
+
+def _swept_json(step: Step, cost: ModelCost | None, problem: str) -> dict[str, object]:
+    """Returns the cost of a step of several: that of one without its parts."""
+    if cost is None:
+        return {**msgspec.structs.asdict(step), "problem": problem}
+    return {key: value for key, value in _cost_json(cost).items() if key != "parts"}
+
+
+def _sweep_parts(name: str, found: Sequence[SweptStep]) -> Iterator[Part]:
+    """Yields a table of steps. Raises UsageError if none of them can be answered."""
+    if all(cost is None for _, cost, _ in found):
+        raise UsageError(found[0][2])
+    ms, rows = Column("sum(ms)", number), list[Sequence[Any]]()
+    for step, cost, problem in found:
+        asked = (step.sequences, step.batch or None, step.context or None, step.tp, step.ep)
+        if cost is None:
+            rows.append((*asked, *[None] * 7, problem))
+            continue
+        left = cost.missing_calls_share or None
+        each = None if cost.tokens_per_s is None else round(cost.tokens_per_s / step.devices)
+        speed = None if cost.tokens_per_s is None else round(cost.tokens_per_s)
+        low, high = (us / 1000 for us in cost.interval_us)
+        note = f"without {', '.join(dict.fromkeys(part.part for part in cost.missing))}" if left else ""
+        memory = cost.memory
+        rows.append((*asked, cost.us / 1000, low, high, speed, each, memory.needed, memory.tokens_left, note))
+    yield Table(
+        (
+            *("sequences", "batch", "context", "tp", "ep"),
+            *(ms, Column("low(ms)", number), Column("high(ms)", number), "tokens/s", "a device"),
+            *(Column("memory", size), "tokens left", "note"),
+        ),
+        rows,
+        title=name,
     )
 
 
@@ -236,12 +319,16 @@ def _implementations(opened: OpenDatabase, found: NextRows) -> str:
     return f" --implementation {','.join([default, *others])}" if others else ""
 
 
-def _add(database: Database, found: NextRows, step: Step, started_at: float) -> int:
+def _add(database: Database, found: NextRows, steps: Sequence[Step], started_at: float) -> int:
     rows: dict[str, list[Mapping[str, str]]] = {}
     for row in found.rows:
         rows.setdefault(row.kernel_type, []).append(row.cells)
     added = add_rows(database, rows)
-    options: dict[str, Any] = {"command": "opatlas model", "next": len(found.rows), **msgspec.structs.asdict(step)}
+    options: dict[str, Any] = {
+        "command": "opatlas model",
+        "next": len(found.rows),
+        "steps": list(map(msgspec.structs.asdict, steps)),
+    }
     here = Path(__file__).parents[1]
     Manifest(
         run_id=new_run_id(),

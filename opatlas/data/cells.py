@@ -5,7 +5,6 @@ opatlas/data/fold.py decides between candidates.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
@@ -117,9 +116,6 @@ def helpers_cell(helper_kernels: Mapping[str, float]) -> str:
 def microseconds(value: float) -> str:
     """Returns a duration in microseconds as a cell."""
     return f"{value:.{_DECIMALS}f}"
-
-
-_RUN_IN_REASON = re.compile(r" \[run ([^\[\]\s]+)\]\Z")
 
 
 _SLOTS = frozenset({*col.INPUT_SLOTS, *col.OUTPUT_SLOTS})
@@ -318,13 +314,9 @@ def status_part(cells: Mapping[str, str], *, has_duration: bool) -> RunCells | N
     status = cells.get(col.STATUS, "")
     if not has_duration and (not status or Status.from_cell(status) is Status.MEASURED):
         return None
-    reason, run_id = cells.get(col.STATUS_REASON, ""), cells.get(col.STATUS_RUN_ID, "")
-    if not run_id:
-        # Earlier versions wrote the run behind the reason, where it is not that of the duration.
-        found = _RUN_IN_REASON.search(reason)
-        reason, run_id = (reason[: found.start()], found[1]) if found else (reason, cells.get(col.RUN_ID, ""))
+    run_id = cells.get(col.STATUS_RUN_ID, "") or cells.get(col.RUN_ID, "")
     own = {name: cells.get(name, "") for name in (*col.STATUS_GROUP, col.MAX_ERROR)}
-    return RunCells(run_id, {**own, col.STATUS_REASON: reason, col.STATUS_RUN_ID: run_id})
+    return RunCells(run_id, {**own, col.STATUS_RUN_ID: run_id})
 
 
 def crashes_in_a_row(

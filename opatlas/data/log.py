@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 from sys import intern
 from typing import Any, Literal, NamedTuple
 
@@ -24,7 +24,7 @@ import msgspec
 
 from opatlas.data import journal
 from opatlas.data.cells import microseconds
-from opatlas.data.csv_files import read_table, write_bytes
+from opatlas.data.csv_files import write_bytes
 from opatlas.data.database import Database
 from opatlas.data.journal import JournalContents, JournalHeader
 from opatlas.data.manifest import INGEST_PREFIX, KNOWN_TIME, Manifest, RunOrder, read_manifests
@@ -37,7 +37,6 @@ from opatlas.row.quality import typical_mean
 from opatlas.row.record import Record, RowName, is_run_id
 from opatlas.row.signature import signature
 from opatlas.row.status import Status
-from opatlas.row.table import RowTable
 from opatlas.typed_json import decode
 
 _SUFFIX, _EVENTS = ".jsonl.gz", ".events.gz"
@@ -204,7 +203,7 @@ def with_same_rows(database: Database, new: Sequence[Record]) -> list[Record]:
 
 
 def events(database: Database, problems: list[str], run_id: str = "") -> Iterator[tuple[str, Event]]:
-    """Yields the events, each with the run whose log has it; also the rows that earlier versions kept in tables.
+    """Yields the events, each with the run whose log has it.
 
     Args:
         problems: receives a sentence for each file that cannot be read.
@@ -217,17 +216,6 @@ def events(database: Database, problems: list[str], run_id: str = "") -> Iterato
                 yield path.name.removesuffix(_EVENTS), decode(line, any_event, f"{path}:{number}")
         except OpAtlasError as error:
             problems.append(str(error))
-    reasons: tuple[Why, ...] = ("replaced", "edited")
-    for why in () if run_id else reasons:
-        for path in sorted(database.runs_dir.glob(f"[!.]*.{why}/[!.]*.csv")):
-            try:
-                table = RowTable(path.stem, path, read_table(path))
-            except OpAtlasError as error:
-                problems.append(str(error))
-                continue
-            for cells in table.rows():
-                row = {name: cell for name, cell in cells.items() if cell}
-                yield path.parent.name.removesuffix(f".{why}"), Imported(path.stem, row, why)
 
 
 def imported(database: Database, problems: list[str], why: Why = "replaced") -> Iterator[Imported]:
@@ -375,9 +363,6 @@ class LoggedRow(NamedTuple):
     is_requested: bool
 
     def has_duration(self, cell: str) -> bool:
-        """Returns whether a stored duration follows from the samples.
-
-        Earlier versions stored the mean of all of them.
-        """
-        samples_us, rules = self.samples_us, (fmean, typical_mean, median)
+        """Returns whether a stored duration follows from the samples."""
+        samples_us, rules = self.samples_us, (typical_mean, median)
         return samples_us is not None and any(microseconds(rule(samples_us)) == cell.strip() for rule in rules)

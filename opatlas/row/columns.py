@@ -175,7 +175,7 @@ _MEANINGS: Mapping[ColumnGroup, Mapping[str, str]] = {
         "Status": "the result of the last run, see below; empty if the row never ran",
         "Status Reason": "the reason, in a line; for a measured row a remark about the duration (`ran as Add`)",
         "Crashes In A Row": "number of consecutive crashes and timeouts; after two it runs only with `--runxfail`",
-        "Status Run ID": "the run of the status, as in `Run ID`; empty in files of earlier versions",
+        "Status Run ID": "the run of the status, as in `Run ID`",
     },
     ColumnGroup.RUN: {"Run ID": "the run of the duration: start in UTC and six digits; names the manifest"},
     ColumnGroup.POOLED: {

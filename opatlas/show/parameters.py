@@ -7,14 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import msgspec
 from cyclopts import Parameter, Token
 
 from opatlas import options
 from opatlas.row.location import named_folder
 
 if TYPE_CHECKING:
-    from opatlas.ask.query.next_rows import Step
+    from opatlas.theory.model_step import Step
 
 
 def reads(read: Callable[[str], Any]) -> Parameter:
@@ -41,21 +40,20 @@ DatabaseFolder = Annotated[Path, reads(named_folder), Parameter(name="DB")]
 Names = Annotated[tuple[str, ...], reads(options.names)]
 #: A whole number from 1 on.
 Count = Annotated[int, reads(options.at_least(1))]
+#: Several of them with commas.
+Counts = Annotated[tuple[int, ...], reads(lambda text: tuple(options.items_of(options.at_least(1))(text)))]
 #: A percentage from 0 on, such as 5%.
 Percent = Annotated[float, reads(options.percent)]
 
 
 def _read_step(text: str) -> Step:
-    # The catalog takes 50 ms to import, which few commands need.
-    from opatlas.ask.query.next_rows import Step
+    # The models take 50 ms to import, which few commands need.
+    from opatlas.theory.model_step import Step
 
-    model, *settings = [word.strip() for word in text.split(",")]
-    pairs = {name: value for name, _, value in (setting.partition("=") for setting in settings)}
-    try:
-        return msgspec.convert({"model": model, **pairs}, Step, strict=False)
-    except msgspec.ValidationError as error:
-        raise argparse.ArgumentTypeError(f"{text!r}: {error}: give MODEL,batch=N,context=N,tp=N") from None
+    return Step.read(text)
 
 
-#: `MODEL,batch=64,context=4096,tp=8,phase=prefill`, several times.
+#: `MODEL,batch=64,context=4096,tp=8,phase=prefill`.
+OneStep = Annotated[Any, reads(_read_step)]
+#: Several of them.
 Steps = Annotated[tuple[Any, ...], reads_each(_read_step)]

@@ -133,6 +133,7 @@ def _facts(name: str, text: Mapping[str, Any], whole: Mapping[str, Any]) -> Mode
     differs: list[str] = []
     cycle = part(Cycle).full_attention_interval if CYCLE in kind.defaults else 0
     kinds = _kinds_of_layers(base, kind, cycle, differs)
+    sliding = kinds.count(SLIDING)
     if kind.attention == "shared":
         latent, indexer = None, None
         shared = part(SharedKeys)
@@ -156,7 +157,7 @@ def _facts(name: str, text: Mapping[str, Any], whole: Mapping[str, Any]) -> Mode
     if keys.get("qk_norm_type", "per_head") != "per_head":
         differs.append("norms over all heads are answered as norms of each head")
     differs += [*kind.differs, *_other_differences(base, text is not whole, whole)]
-    dtype, stored = _dtype((text, whole), differs)
+    dtype, stored, bits, cache_dtype = _dtype((text, whole))
     _expect_known_keys(text, {*kind.defaults, *(_OF_LATENT if latent else ()), *_names(structs)})
     return ModelFacts(
         name,
@@ -172,9 +173,13 @@ def _facts(name: str, text: Mapping[str, Any], whole: Mapping[str, Any]) -> Mode
         indexer=indexer,
         experts=experts,
         delta=delta if delta is not None and delta.layers else None,
+        sliding=(sliding, base.sliding_window if sliding else 0),
         gated_attention=kind.gated,
         dtype=dtype,
         stored=stored,
+        stored_bits=bits,
+        tied=base.tie_word_embeddings,
+        cache_dtype=cache_dtype,
         differs=tuple(differs),
     )
 
@@ -235,7 +240,7 @@ def _kinds_of_layers(base: EveryKind, kind: ModelKind, cycle: int, differs: list
     if sliding := kinds.count(SLIDING):
         if not window:
             raise ValidationError("layer_types has sliding_attention, and sliding_window has no size: give one")
-        differs.append(f"{sliding} of {layers} layers see {window} tokens, answered as all tokens")
+        differs.append(f"{sliding} of {layers} layers see {window} tokens, in prompts answered as all tokens")
     _each_layer("attn_type_list", base.attn_type_list, layers, ["1"])
     return kinds
 
@@ -312,8 +317,11 @@ def _expect_known_keys(text: Mapping[str, Any], known: set[str]) -> None:
             )
 
 
-def _dtype(places: Sequence[Mapping[str, Any]], differs: list[str]) -> tuple[str, str]:
-    """Returns the dtype of a step, "" if no row has it, and how the weights are stored if not in that dtype."""
+def _dtype(places: Sequence[Mapping[str, Any]]) -> tuple[str, str, tuple[float, bool], str]:
+    """Returns the dtype of a step, "" if no row has it, how weights are stored if not so, and as `ModelFacts` has them.
+
+    The last two are their bits, and the dtype of the cache.
+    """
     keys = ("quantization_config", "compression_config")
     found = next((place[key] for place in places for key in keys if place.get(key)), None)
     if found is not None:
@@ -321,9 +329,8 @@ def _dtype(places: Sequence[Mapping[str, Any]], differs: list[str]) -> tuple[str
             found = {key: value for key, value in found.items() if value is not None}
             found |= inner if isinstance(inner := found.get("quantization"), dict) else {}
         stated = msgspec.convert({"quantization_config": found}, Stored).quantization_config
-        if stated.kv_cache_scheme or stated.kv_cache_quant_algo:
-            differs.append("a quantized cache is answered as BF16")
-        return stated.dtype_and_weights()
+        return *stated.dtype_and_weights(), stated.cache_dtype()
     word = next((place[key] for place in places for key in ("dtype", "torch_dtype") if place.get(key)), "bfloat16")
-    dtype = {"bfloat16": "BF16", "float16": "FLOAT16"}.get(str(word).removeprefix("torch."), "")
-    return dtype, "" if dtype else f"{str(word)[:60]} weights"
+    word = str(word).removeprefix("torch.")
+    dtype = {"bfloat16": "BF16", "float16": "FLOAT16"}.get(word, "")
+    return dtype, "" if dtype else f"{word[:60]} weights", (32 if word == "float32" else 16, False), ""

@@ -7,30 +7,29 @@ A step is one forward pass of an engine: the next token of each sequence (decode
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
+from statistics import mean
+from typing import Any
 
 from opatlas.errors import OpAtlasError, UsageError
-from opatlas.row.columns import DTYPE, MESSAGE_BYTES, NUM_DEVICES, TOPOLOGY_TIER
-from opatlas.row.communication import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, Collective
+from opatlas.row.columns import DTYPE, INPUT_DTYPES, MESSAGE_BYTES, NUM_DEVICES, RUNTIME_PREFIX, TOPOLOGY_TIER
+from opatlas.row.communication import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, REDUCE_SCATTER, Collective
 from opatlas.row.signature import signature
 from opatlas.row.slots import FP8, known_dtype
 from opatlas.theory.catalog import built_in_catalog
-from opatlas.theory.models import DeltaNet, Latent, Linear, ModelFacts, RoutedExperts
+from opatlas.theory.model_step import ACTIVATIONS, QUANTIZED, Sequences, Step, cache_dtype, step_dtype
+from opatlas.theory.models import DeltaNet, Indexer, Latent, Linear, ModelFacts, RoutedExperts
 from opatlas.theory.patterns import NZ, Form, Pattern
 from opatlas.theory.sources import NOT_QUANTIZED
 from opatlas.theory.space import pattern_row
-
-Phase = Literal["prefill", "decode"]
 
 #: Kernel types of one computation with equal rows; a device runs one of them.
 _TWINS = (("MatMulV2", "MatMulV3", "MatMulCommon"), ("AddRmsNorm", "AddRmsNormBias"))
 #: Tokens of a page of the cache, as in the catalog's patterns of caches.
 _PAGE = 128
-#: dtypes of activations, and dtypes of quantized products, whose activations are BF16.
-_ACTIVATIONS = ("BF16", "FLOAT16")
-_QUANTIZED = ("INT8", "FLOAT8_E4M3FN")
+#: The input slots with keys and values in the cache, by patterns.
+_IN_CACHE = {"paged_attention": (1, 2), "latent_attention": (1, 2), "sparse_attention": (1, 2)}
 
 
 @dataclass(frozen=True)
@@ -44,6 +43,7 @@ class ModelCall:
         calls: calls in each of these layers, or in the step for a part outside of layers.
         layers: the number of layers with this part; 0 for a part outside of layers.
         twins: further kernel types whose row may have these cells.
+        nearest: the cells that answer where no row has the dtypes of `cells`: those of a cache that is not quantized.
     """
 
     part: str
@@ -52,6 +52,7 @@ class ModelCall:
     calls: int
     layers: int
     twins: tuple[str, ...] = ()
+    nearest: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def calls_per_layer(self) -> int:
@@ -68,60 +69,34 @@ class ModelCall:
         return signature(self.kernel_type, self.cells)
 
 
-def model_calls(
-    model: ModelFacts,
-    *,
-    tp: int = 1,
-    ep: int = 1,
-    batch: int,
-    context: int,
-    phase: Phase,
-    dtype: str = "",
-    nz_weights: bool = False,
-    tier: int = 1,
-) -> list[ModelCall]:
-    """Returns the calls of one device in a step, in the order of their first launch.
+def model_calls(model: ModelFacts, *, nz_weights: bool = False, tier: int = 1, **step: Any) -> list[ModelCall]:
+    """Returns the calls of one device in a step, in the order of their first launch. With stages, those of all.
 
-    Attention and dense layers are divided among `tp` devices. With `ep` 1 the experts are divided like dense layers.
-    An `ep` of several times `tp` means as many replicas of the attention, each with a batch of its own, and
-    tokens travel between all `ep` devices.
+    Attention and dense layers are divided among `tp` devices. With `ep` 1 the experts are divided like dense layers,
+    among all replicas of the attention. Each replica has a batch of its own, and tokens travel between all of them.
 
     Args:
         model: see `opatlas.theory.sources.resolve_model`.
-        tp: the number of devices that share a layer.
-        ep: the number of devices that share the experts: 1, or a multiple of `tp`.
-        batch: sequences of a step of `tp` devices.
-        context: tokens of each sequence, in decode with the token that is computed.
-        dtype: BF16 or FLOAT16; or INT8 or FLOAT8_E4M3FN for quantized products between activations in BF16. Default:
-            that of the model's weights.
         nz_weights: whether weights are stored in FRACTAL_NZ, where the catalog has calls with it. Only NPUs have them.
         tier: the topology tier of the collectives.
+        step: the fields of `opatlas.Step`.
 
     Raises:
         UsageError: the model cannot be divided so, a number or the dtype is impossible, or no row has the dtype of
             the weights.
     """
-    _expect_possible(model, tp, ep, batch, context, phase)
-    step = _ModelStep(model, tp, ep, batch, context, phase == "prefill", step_dtype(model, dtype), nz_weights, tier)
-    return list(step.calls())
+    return step_calls(model, Step(model.name, **step), nz_weights=nz_weights, tier=tier)
 
 
-def step_dtype(model: ModelFacts, asked: str = "") -> str:
-    """Returns the dtype of a step: the one that is asked for, else that of the model's weights.
-
-    Raises:
-        UsageError: the dtype is none of a step, or none is asked for and no row has that of the weights.
-    """
-    dtypes = ", ".join((*_ACTIVATIONS, *_QUANTIZED))
-    if not (asked or model.dtype):
-        raise UsageError(
-            f"{model.name} has {model.stored}, which no row has: give the dtype to answer them as, by --dtype, "
-            f"dtype=NAME of --step, or dtype in Python: one of {dtypes}"
-        )
-    known = known_dtype(asked or model.dtype)
-    if known is None or known.name not in (*_ACTIVATIONS, *_QUANTIZED):
-        raise UsageError(f"{asked!r} is not a dtype of a model's step: give one of {dtypes}")
-    return known.name
+def step_calls(model: ModelFacts, step: Step, *, nz_weights: bool = False, tier: int = 1) -> list[ModelCall]:
+    """Returns the calls of a step, as `model_calls`."""
+    for name in ("tp", "ep", "pp"):
+        if getattr(step, name) < 1:
+            raise UsageError(f"{name} is {getattr(step, name)}: give a whole number above 0")
+    if step.pp > model.layers:
+        raise UsageError(f"pp {step.pp}: {model.name} has {model.layers} layers: give fewer stages")
+    model.expect_division(step.tp, step.ep, step.replicas)
+    return list(_ModelStep(model, step, step_dtype(model, step.dtype), nz_weights, tier).calls())
 
 
 def call_cells(
@@ -144,50 +119,58 @@ def call_cells(
     return pattern_row(kernel_type, found, forms[0] if nz else forms[0].in_nd(), sizes).cells
 
 
-def _expect_possible(model: ModelFacts, tp: int, ep: int, batch: int, context: int, phase: str) -> None:
-    for name, number in (("tp", tp), ("ep", ep), ("batch", batch), ("context", context)):
-        if number < 1:
-            raise UsageError(f"{name} is {number}: give a whole number above 0")
-    if phase not in ("prefill", "decode"):
-        raise UsageError(f"{phase!r} is not a phase: give 'prefill' or 'decode'")
-    model.expect_division(tp, ep)
-
-
 @dataclass(frozen=True)
 class _ModelStep:
     """One step of a model on one of its devices."""
 
     model: ModelFacts
-    tp: int
-    ep: int
-    batch: int
-    context: int
-    prefill: bool
+    step: Step
     dtype: str
     nz_weights: bool
     tier: int
 
     @property
+    def tp(self) -> int:
+        return self.step.tp
+
+    @cached_property
+    def groups(self) -> list[Sequences]:
+        return self.step.groups()
+
+    @cached_property
+    def decoded(self) -> list[Sequences]:
+        return [group for group in self.groups if not group.is_prompt]
+
+    @cached_property
+    def prompts(self) -> list[Sequences]:
+        return [group for group in self.groups if group.is_prompt]
+
+    @cached_property
     def tokens(self) -> int:
-        """The tokens of the step."""
-        return self.batch * self.context if self.prefill else self.batch
+        """The tokens of the step, with those that fill the next captured graph."""
+        return self.step.padded(_queries(self.groups))
+
+    @cached_property
+    def outputs(self) -> int:
+        """The tokens whose logits are computed: the last one of each prompt, all others."""
+        return _queries(self.decoded) + sum(group.n for group in self.prompts)
 
     @property
     def activation(self) -> str:
         """The dtype of activations."""
-        return self.dtype if self.dtype in _ACTIVATIONS else "BF16"
+        return self.dtype if self.dtype in ACTIVATIONS else "BF16"
 
     @property
     def quantized(self) -> bool:
-        return self.dtype in _QUANTIZED
+        return self.dtype in QUANTIZED
 
     @cached_property
     def sizes(self) -> Mapping[str, int]:
         """The sizes of the step by the catalog's variables, for all calls that name no others."""
         model, latent = self.model, self.model.latent
-        # Sequences, tokens of each and keys of each; tokens of the step and of its output.
-        sizes = {"s": self.batch, "t": self.context if self.prefill else 1, "k": self.context}
-        sizes |= {"m": self.tokens, "b": self.batch, "h": model.hidden, "vocab": model.vocab}
+        # Tokens of the step and of its output, and pages of the cache.
+        sizes = {"m": self.tokens, "b": self.outputs, "h": model.hidden, "vocab": model.vocab}
+        sizes |= {"blocks": sum(group.n * -(-group.keys // _PAGE) for group in self.groups)}
         sizes |= {"q": model.heads // self.tp, "kv": model.kv_heads_on_device(self.tp), "d": model.head_dim}
         if latent is not None:
             sizes |= {"lora": latent.kv_lora_rank, "v": latent.v_head_dim}
@@ -214,13 +197,17 @@ class _ModelStep:
             yield from self.all_reduce("ffn_all_reduce", dense)
         if model.experts is not None:
             yield from self.experts(model.experts)
+        if self.step.pp > 1:
+            # A broadcast among two devices.
+            sent = self.collective("stage_send", BROADCAST, 2, self.tokens * model.hidden, 0)
+            yield replace(sent, calls=self.step.pp - 1)
         yield self.call("final_norm", "AddRmsNorm", "add_rms_norm")
         yield self.call("last_tokens", "Index", "index_rows")
         for linear in self.linears("lm_head"):
-            yield from self.product(linear, self.batch, in_layers=False)
+            yield from self.product(linear, self.outputs, in_layers=False)
             if self.tp > 1:
-                yield self.collective("logits_all_gather", ALL_GATHER, self.tp, self.batch * linear.n, 0)
-        yield self.call("logits_cast", "Cast", "unary", m=self.batch, h=model.vocab)
+                yield self.collective("logits_all_gather", ALL_GATHER, self.tp, self.outputs * linear.n, 0)
+        yield self.call("logits_cast", "Cast", "unary", m=self.outputs, h=model.vocab)
         # The most probable token.
         yield self.call("sample", "ArgMaxV2", "argmax")
 
@@ -233,8 +220,16 @@ class _ModelStep:
                 yield self.call(part, "RmsNorm", "head_rms_norm", layers, g=heads)
         yield self.call("rope", "ApplyRotaryPosEmb", "apply_rotary_pos_emb", layers)
         yield self.call("cache", "ReshapeAndCacheNdKernel", "reshape_and_cache", layers)
-        pattern = "packed_attention" if self.prefill else "paged_attention"
-        yield self.call("attention", "FusedInferAttentionScore", pattern, layers)
+        kernel_type, (sliding, window) = "FusedInferAttentionScore", model.sliding
+        for group in _alike(self.decoded):
+            if layers > sliding:
+                yield self.of_sequences("attention", kernel_type, "paged_attention", layers - sliding, group)
+            if sliding:
+                seen = [each._replace(keys=min(each.keys, window + each.queries - 1)) for each in group]
+                yield self.of_sequences("window_attention", kernel_type, "paged_attention", sliding, seen)
+        for group in _alike(self.prompts):
+            pattern = "packed_attention" if all(each.queries == each.keys for each in group) else "paged_attention"
+            yield self.of_sequences("attention", kernel_type, pattern, layers, group)
         if model.gated_attention:
             gated = (self.tokens, self.sizes["q"] * model.head_dim)
             yield self.unknown("attention_gate", "SigmoidMul", layers, [gated] * 2, gated)
@@ -246,34 +241,49 @@ class _ModelStep:
             yield self.call("query_norm", "RmsNorm", "rms_norm", layers, h=latent.q_lora_rank)
         yield from self.products("q_b", "q")
         yield self.call("rope", "InterleaveRope", "interleave_rope", layers)
-        # Sparse attention has absorbed products in both phases.
-        absorbed = not self.prefill or indexer is not None
-        pattern = "kv_rms_norm_rope_cache" if absorbed else "kv_rms_norm_rope_cache_prefill"
+        # Sparse attention has absorbed products for prompts, too.
+        prompts = [] if indexer is not None else self.prompts
+        absorbed = self.decoded if indexer is None else self.groups
+        pattern = "kv_rms_norm_rope_cache_prefill" if prompts else "kv_rms_norm_rope_cache"
         yield self.call("cache", "KvRmsNormRopeCache", pattern, layers)
-        if not absorbed:
-            yield from self.products("kv_b")
-            # A row of this kernel has one sequence.
-            yield self.call("attention", "RINGMLAPrefillBF16Kernel", "ring_first", layers, calls=self.batch)
-            return
-        yield self.call("query_absorb", "BatchMatMulV2", "batch_matmul", layers)
-        if indexer is None:
-            yield self.call("attention", "FusedInferAttentionScore", "latent_attention", layers)
-        else:
-            yield from self.products("indexer_q", "indexer_k", "indexer_weights")
-            heads = {"q": indexer.index_n_heads, "d": indexer.index_head_dim, "top": indexer.index_topk}
-            yield self.call("indexer", "LightningIndexer", "lightning_indexer", indexer.layers, **heads)
-            yield self.call("attention", "SparseFlashAttention", "sparse_attention", layers, top=indexer.index_topk)
-        yield self.call("value_up", "TransposeBatchMatMul", "transpose_batch_matmul", layers)
+        if absorbed:
+            tokens = self.tokens - _queries(prompts)
+            yield self.call("query_absorb", "BatchMatMulV2", "batch_matmul", layers, m=tokens)
+            if indexer is None:
+                for group in _alike(absorbed):
+                    yield self.of_sequences("attention", "FusedInferAttentionScore", "latent_attention", layers, group)
+            else:
+                yield from self.indexed_attention(indexer, absorbed)
+            yield self.call("value_up", "TransposeBatchMatMul", "transpose_batch_matmul", layers, m=tokens)
+        if prompts:
+            yield from self.products("kv_b", tokens=sum(group.n * group.keys for group in prompts))
+        # A row of this kernel has one sequence.
+        for count, queries, keys in prompts:
+            ring = "RINGMLAPrefillBF16Kernel"
+            yield self.call("attention", ring, "ring_first", layers, calls=count, t=queries)
+            if before := keys - queries:
+                load = "PagedCacheLoadNdKernel"
+                yield self.call("prefix_load", load, "paged_cache_load", layers, s=count, length=before)
+                yield self.call("prefix_attention", ring, "ring_later", layers, calls=count, t=queries, k=before)
+
+    def indexed_attention(self, indexer: Indexer, groups: Sequence[Sequences]) -> Iterator[ModelCall]:
+        """Yields the selection of keys for each query, and the attention to them."""
+        layers, top = self.model.attention_layers, indexer.index_topk
+        heads = {"q": indexer.index_n_heads, "d": indexer.index_head_dim, "top": top}
+        yield from self.products("indexer_q", "indexer_k", "indexer_weights")
+        for group in _alike(groups):
+            yield self.of_sequences("indexer", "LightningIndexer", "lightning_indexer", indexer.layers, group, **heads)
+            yield self.of_sequences("attention", "SparseFlashAttention", "sparse_attention", layers, group, top=top)
 
     def delta_net(self, delta: DeltaNet) -> Iterator[ModelCall]:
         """Yields the calls of layers with a gated delta net: its products, and calls without rows."""
         m, layers, heads = self.tokens, delta.layers, delta.linear_num_value_heads // self.tp
         features, kernel = (m, (2 * delta.keys + delta.values) // self.tp), delta.linear_conv_kernel_dim
-        values = (m, delta.values // self.tp)
+        values, sequences = (m, delta.values // self.tp), sum(group.n for group in self.groups)
         yield from self.products("in_proj_qkvz", "in_proj_ba")
-        inputs = [features, (features[1], kernel), (self.batch, features[1], kernel - 1)]
+        inputs = [features, (features[1], kernel), (sequences, features[1], kernel - 1)]
         yield self.unknown("convolution", "CausalConvolution", layers, inputs, features)
-        state = (self.batch, heads, delta.linear_key_head_dim, delta.linear_value_head_dim)
+        state = (sequences, heads, delta.linear_key_head_dim, delta.linear_value_head_dim)
         yield self.unknown("delta_rule", "GatedDeltaRule", layers, [features, (m, 2 * heads), state], values)
         yield self.unknown("delta_norm", "GatedRmsNorm", layers, [values] * 2, values)
         yield from self.products("out_proj")
@@ -286,31 +296,37 @@ class _ModelStep:
 
     def experts(self, experts: RoutedExperts) -> Iterator[ModelCall]:
         """Yields the calls of mixtures of experts. Tokens are spread evenly over the experts."""
-        hidden, tokens, layers = self.model.hidden, self.tokens, experts.layers
-        travels = self.ep > self.tp
+        hidden, tokens, layers, ep = self.model.hidden, self.tokens, experts.layers, self.step.ep
+        travels = ep > self.tp
+        # Where the width is divided among replicas, each device has the tokens of all of them.
+        replicas = 1 if ep > 1 else self.step.replicas
         # Where tokens travel, each of `tp` devices sends its share of them.
-        own = -(-tokens // self.tp) if travels else tokens
-        width = experts.width if self.ep > 1 else experts.width // self.tp
-        rows = -(-tokens * experts.top_k // self.tp) if self.ep > 1 else tokens * experts.top_k
+        own = -(-tokens // self.tp) if travels else tokens * replicas
+        width = experts.width if ep > 1 else experts.width // (self.tp * replicas)
+        rows = -(-tokens * experts.top_k // self.tp) if ep > 1 else own * experts.top_k
         router = {"m": own, "e": experts.count, "top": experts.top_k}
+        if replicas > 1:
+            yield self.collective("tokens_all_gather", ALL_GATHER, replicas, tokens * hidden, layers)
         yield from self.products("router", tokens=own)
         yield self.call("gating", "MoeGatingTopK", "moe_gating", layers, **router)
         yield self.call("permute", "MoeTokenPermute", "moe_permute", layers, **router)
         if travels:
-            yield self.collective("dispatch", ALL_TO_ALL, self.ep, own * experts.top_k * hidden, layers)
+            yield self.collective("dispatch", ALL_TO_ALL, ep, own * experts.top_k * hidden, layers)
         for part, size in (("gate_up", hidden), ("down", width)):
             if self.quantized:
                 yield self.call(f"experts_{part}_quant", "DynamicQuant", "dynamic_quant", layers, m=rows, h=size)
             product = f"grouped_{part}{'_quantized' if self.quantized else ''}"
-            grouped = {"m": rows, "e": experts.count // self.ep, "w": width}
+            grouped = {"m": rows, "e": experts.count // ep, "w": width}
             yield self.call(f"experts_{part}", "GroupedMatmul", product, layers, **grouped)
             if part == "gate_up":
                 yield self.call("experts_act", "SwiGlu", "swiglu", layers, m=rows, w=width)
         if travels:
-            yield self.collective("combine", ALL_TO_ALL, self.ep, own * experts.top_k * hidden, layers)
+            yield self.collective("combine", ALL_TO_ALL, ep, own * experts.top_k * hidden, layers)
         yield self.call("unpermute", "MoeTokenUnpermute", "moe_unpermute", layers, **router)
         if travels and self.tp > 1:
             yield self.collective("experts_all_gather", ALL_GATHER, self.tp, own * hidden, layers)
+        if replicas > 1:
+            yield self.collective("tokens_reduce_scatter", REDUCE_SCATTER, replicas, tokens * hidden, layers)
         if experts.shared:
             yield from self.feed_forward("shared_", experts.shared // self.tp, layers)
             yield from self.products("shared_expert_gate")
@@ -363,13 +379,30 @@ class _ModelStep:
         for axis in found.axes:
             if axis.name == "blocks":
                 # The pages of the cache: the least number of the catalog that holds all sequences.
-                needed = self.batch * -(-self.context // _PAGE)
-                sizes["blocks"] = next((size for size in axis.grid if size >= needed), needed)
+                sizes["blocks"] = next((size for size in axis.grid if size >= sizes["blocks"]), sizes["blocks"])
         row = pattern_row(kernel_type, found, self.form(found.forms), sizes)
         twins = next((names for names in _TWINS if kernel_type in names), ())
         return ModelCall(
             part, kernel_type, row.cells, calls, layers, tuple(name for name in twins if name != kernel_type)
         )
+
+    def of_sequences(
+        self, part: str, kernel_type: str, pattern: str, layers: int, group: Sequence[Sequences], **others: int
+    ) -> ModelCall:
+        """Returns the call for sequences with equally many queries; their numbers of keys may differ."""
+        keys = [each.keys for each in group for _ in range(each.n)]
+        found = self.call(part, kernel_type, pattern, layers, s=len(keys), t=group[0].queries, k=max(keys), **others)
+        cells = dict(found.cells)
+        if min(keys) != max(keys):
+            cells[RUNTIME_PREFIX + "avg_seq_len"] = str(round(mean(keys)))
+            if (lengths := RUNTIME_PREFIX + "actual_seq_lengths_kv_values") in cells:
+                cells[lengths] = ",".join(map(str, keys))
+        cached = cache_dtype(self.model, self.step, self.activation)
+        if pattern not in _IN_CACHE or cached == self.activation:
+            return replace(found, cells=cells)
+        dtypes = cells[INPUT_DTYPES].split(";")
+        dtypes = [cached if slot in _IN_CACHE[pattern] else dtype for slot, dtype in enumerate(dtypes)]
+        return replace(found, cells={**cells, INPUT_DTYPES: ";".join(dtypes)}, nearest=cells)
 
     def unknown(
         self, part: str, kernel_type: str, layers: int, inputs: Sequence[tuple[int, ...]], output: tuple[int, ...]
@@ -388,7 +421,7 @@ class _ModelStep:
         """Returns the form with the step's dtypes, and with weights in FRACTAL_NZ if they are stored so."""
         if self.quantized:
             own = [form for form in forms if self.dtype in (*form.input_dtypes, *form.output_dtypes)]
-            other = {*_QUANTIZED, *FP8}
+            other = {*QUANTIZED, *FP8}
             forms = own or [form for form in forms if not other & {*form.input_dtypes, *form.output_dtypes}] or forms
         in_nz = [form for form in forms if NZ in form.input_formats]
         form = in_nz[0] if self.nz_weights and in_nz else forms[0].in_nd()
@@ -397,6 +430,15 @@ class _ModelStep:
             for names in (form.input_dtypes, form.output_dtypes)
         )
         return replace(form, input_dtypes=inputs, output_dtypes=outputs)
+
+
+def _queries(groups: Sequence[Sequences]) -> int:
+    return sum(group.n * group.queries for group in groups)
+
+
+def _alike(groups: Sequence[Sequences]) -> list[list[Sequences]]:
+    """Returns sequences with equally many queries together."""
+    return [[each for each in groups if each.queries == queries] for queries in {each.queries: 0 for each in groups}]
 
 
 def _pattern(kernel_type: str, name: str) -> Pattern:

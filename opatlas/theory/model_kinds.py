@@ -41,6 +41,7 @@ class EveryKind(msgspec.Struct):
     attn_logit_softcapping: float = 0
     final_logit_softcapping: float = 0
     num_nextn_predict_layers: int = 0
+    tie_word_embeddings: bool = False
 
 
 class SharedKeys(msgspec.Struct):
@@ -186,6 +187,11 @@ class _Numbers(msgspec.Struct):
     type: str = "int"
     group_size: int | None = None
 
+    @property
+    def bits(self) -> float:
+        """The bits of a weight, with a scale of 16 bits for each group."""
+        return (self.num_bits or 16) + 16 / max(self.group_size or 1 << 30, 1)
+
     def __str__(self) -> str:
         in_groups = f" in groups of {self.group_size}" if self.group_size and self.group_size > 0 else ""
         return f"{'FP' if self.type == 'float' else 'INT'}{self.num_bits} weights{in_groups}"
@@ -208,23 +214,25 @@ class Quantization(msgspec.Struct):
     ignore: list[str] = []
     modules_to_not_convert: list[str] = []
     exclude_modules: list[str] = []
-    kv_cache_scheme: Any = None
-    kv_cache_quant_algo: Any = None
+    kv_cache_scheme: _Numbers | None = None
+    kv_cache_quant_algo: str = ""
 
-    def dtype_and_weights(self) -> tuple[str, str]:
-        """Returns the dtype of a step, "" if no row has it, and how the weights are stored."""
+    def dtype_and_weights(self) -> tuple[str, str, tuple[float, bool]]:
+        """Returns the dtype of a step, "" if no row has it, how weights are stored, and `ModelFacts.stored_bits`."""
         method, algorithm = self.quant_method.lower(), self.quant_algo.upper()
-        dtype, stored = "", f"weights by quant_method {method[:60]!r}"
+        dtype, stored, bits = "", f"weights by quant_method {method[:60]!r}", 16.0
         if method == "fp8":
             in_blocks = f" in blocks of {'x'.join(map(str, self.weight_block_size))}" if self.weight_block_size else ""
             dtype = "FLOAT8_E4M3FN" if self.fmt.lower() in ("e4m3", "e4m3fn", "float8_e4m3fn") else ""
-            stored = f"FP8 weights{in_blocks}"
+            stored, bits = f"FP8 weights{in_blocks}", 8
         elif method == "mxfp4":
-            return "", "MXFP4 experts"
+            # A scale of 8 bits for 32 weights.
+            return "", "MXFP4 experts", (4.25, True)
         elif method.startswith("modelopt"):
             dtype, stored = "FLOAT8_E4M3FN" if algorithm == "FP8" else "", f"{algorithm[:60] or method} weights"
+            bits = 8 if "FP8" in algorithm else 4.5 if "4" in algorithm else 16
         elif method in ("awq", "gptq"):
-            stored = f"INT{self.bits} weights ({method})"
+            stored, bits = f"INT{self.bits} weights ({method})", self.bits + 16 / 128
         elif method == "compressed-tensors":
             groups = [(each.weights, each.input_activations) for each in self.config_groups.values() if each.weights]
             words = list(dict.fromkeys(str(weights) for weights, _ in groups))
@@ -232,8 +240,21 @@ class Quantization(msgspec.Struct):
             if same and len(words) == 1:
                 dtype = {"FP8 weights": "FLOAT8_E4M3FN", "INT8 weights": "INT8"}.get(words[0], "")
             stored = " and ".join(words) or "weights of compressed-tensors"
+            bits = max((weights.bits for weights, _ in groups), default=16)
         kept = (*self.ignore, *self.modules_to_not_convert, *self.exclude_modules)
-        return dtype, stored + ("" if all(map(_NEVER_QUANTIZED.search, kept)) else " (not in all layers)")
+        in_all = all(map(_NEVER_QUANTIZED.search, kept))
+        return dtype, stored + ("" if in_all else " (not in all layers)"), (bits, not in_all)
+
+    def cache_dtype(self) -> str:
+        """Returns the dtype of the cache, FP8; "" for that of activations. Raises ValidationError for others."""
+        scheme = self.kv_cache_scheme
+        words = "FP8" if scheme is not None and (scheme.num_bits, scheme.type) == (8, "float") else str(scheme or "")
+        words = (words or self.kv_cache_quant_algo).upper()
+        if words not in ("", "FP8"):
+            raise msgspec.ValidationError(
+                f"the cache is quantized as {words[:60]}, which no row has: FP8 alone is known"
+            )
+        return "FLOAT8_E4M3FN" if words else ""
 
 
 class Stored(msgspec.Struct):

@@ -170,9 +170,13 @@ class ModelFacts:
         vocab: rows of the embedding table and outputs of the LM head.
         head_norms: whether queries and keys are normalized head by head.
         latent, indexer, experts, delta: None where the model does not have the part.
+        sliding: the layers whose queries see a window of keys, and its tokens.
         gated_attention: whether the output of attention is multiplied with a gate, which the queries' product computes.
         dtype: the dtype of a step unless another one is asked for; "" where no row has that of the weights.
         stored: how the published weights are stored, where not in `dtype` alone.
+        stored_bits: of a published weight with its scales, and whether those of experts alone have as few.
+        tied: whether the LM head has the weights of the embedding.
+        cache_dtype: of keys and values in the cache; "" for that of activations.
         differs: the parts of the model that the calls leave out, or have in another way.
     """
 
@@ -189,9 +193,13 @@ class ModelFacts:
     indexer: Indexer | None = None
     experts: RoutedExperts | None = None
     delta: DeltaNet | None = None
+    sliding: tuple[int, int] = (0, 0)
     gated_attention: bool = False
     dtype: str = "BF16"
     stored: str = ""
+    stored_bits: tuple[float, bool] = (16, False)
+    tied: bool = False
+    cache_dtype: str = ""
     differs: tuple[str, ...] = ()
 
     @property
@@ -287,8 +295,8 @@ class ModelFacts:
             and all(weight.on_device(tp) for weight in self.weights)
         )
 
-    def expect_division(self, tp: int, ep: int) -> None:
-        """Checks that `tp` devices can share a layer, and `ep` devices the experts.
+    def expect_division(self, tp: int, ep: int, replicas: int = 1) -> None:
+        """Checks that `tp` devices can share a layer, and `ep` devices the experts of replicas of the attention.
 
         Raises:
             UsageError: the sizes do not divide the model.
@@ -300,15 +308,15 @@ class ModelFacts:
             if ep > 1:
                 raise TargetError("ep", str(ep), f"{self.name} has no experts: give 1")
             return
-        if ep > 1 and (ep % tp or self.experts.count % ep):
+        if ep > 1 and (ep != tp * replicas or self.experts.count % ep):
             raise UsageError(
-                f"ep {ep} with tp {tp}: {self.name} has {self.experts.count} experts: "
-                f"give 1, or a multiple of tp that divides their number"
+                f"ep {ep} with tp {tp}{f' and dp {replicas}' if replicas > 1 else ''}: {self.name} has "
+                f"{self.experts.count} experts: give 1, or a multiple of tp that divides their number, which is tp x dp"
             )
-        if ep == 1 and self.experts.width % tp:
+        if ep == 1 and self.experts.width % (tp * replicas):
             raise UsageError(
-                f"tp {tp} does not divide the {self.experts.width} features of an expert of {self.name}: "
-                f"give another tp, or divide the experts with ep"
+                f"tp {tp} with dp {replicas} does not divide the {self.experts.width} features of an expert of "
+                f"{self.name}: give another tp, or divide the experts with ep"
             )
 
     def ep_sizes(self, wanted: Sequence[int] = EP_SIZES) -> tuple[int, ...]:

@@ -9,11 +9,12 @@ import pandas as pd
 import pytest
 
 import opatlas
-from opatlas.ask.query.next_rows import NextRows, Step, calls_of
+from opatlas.ask.query.next_rows import NextRows, calls_of
 from opatlas.cli.main import main
 from opatlas.data.database import Database
 from opatlas.row.signature import signatures
 from opatlas.show.output import USAGE
+from opatlas.theory.model_step import Step
 from tests.ask.tables import product_rows, write_table
 
 MODEL = "Qwen/Qwen3-32B"

@@ -35,11 +35,12 @@ import opatlas
 from opatlas.ask.query.answering_rows import AnsweringRows
 from opatlas.ask.query.features import RowFeatures, row_features
 from opatlas.ask.query.kernel_model import KernelModel
-from opatlas.ask.query.next_rows import Step, calls_of, next_rows
+from opatlas.ask.query.next_rows import calls_of, next_rows
 from opatlas.data.database import Database
 from opatlas.data.origin import Provenance
 from opatlas.theory.catalog import built_in_catalog
 from opatlas.theory.model_calls import ModelCall
+from opatlas.theory.model_step import Step
 from opatlas.theory.models import TP_SIZES
 from opatlas.theory.sources import model_shapes, resolve_model, resolve_targets
 from tests.benchmarks.children import ROOT, Cost, load, measure, result_of, run_benchmark

@@ -150,17 +150,9 @@ def test_nodes_with_ids_are_ordered_by_them(toy_table, tmp_path):
     assert (rows > 30, problems) == (True, [])
 
 
-def op(name, start, end, number=0, tid=1, **args):
-    return {
-        "ph": "X",
-        "cat": "cpu_op",
-        "name": name,
-        "pid": 1,
-        "tid": tid,
-        "ts": start,
-        "dur": end - start,
-        "args": args,
-    }
+def op(name, start, end, tid=1):
+    event = {"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": tid, "ts": start, "dur": end - start}
+    return {**event, "args": {"Input Dims": [[2]], "Input type": ["float"]}}
 
 
 def call(correlation, ts, name="cudaLaunchKernel", tid=1):
@@ -173,8 +165,8 @@ def kernel(correlation, ts, name="k", cat="kernel", **args):
     return {"ph": "X", "cat": cat, "name": name, "pid": 0, "tid": 7, "ts": ts, "dur": 2.5, "args": args}
 
 
-def write(path, *events, **header):
-    path.write_text(json.dumps({"record_shapes": 1, **header, "traceEvents": list(events)}))
+def write(path, *events):
+    path.write_text(json.dumps({"traceEvents": [op("x::first", -9, -8), *events]}))
     return path
 
 
@@ -220,7 +212,7 @@ def test_busy_and_idle_time(tmp_path):
 def test_times_have_all_digits(tmp_path):
     path = tmp_path / "a.trace.json"
     event = json.dumps(kernel(1, 1)).replace('"ts": 1,', '"ts": 1764246877073569.641,')
-    path.write_text(f'{{"record_shapes": 1, "traceEvents": [{event}]}}')
+    path.write_text(f'{{"traceEvents": [{event}]}}')
     assert list(read_trace(path).start_ns) == [1764246877073569641]
 
 

@@ -261,11 +261,6 @@ TOLD: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     ),
     "rotation by a factor": ("llama", {"rope_parameters": {"partial_rotary_factor": 0.25}}, ("8 of 32 features",)),
     "biases": ("llama", {"attention_bias": True, "mlp_bias": True}, ("biases of attention", "biases of feed-forward")),
-    "cache": (
-        "llama",
-        {"quantization_config": {**FP8, "kv_cache_scheme": {"num_bits": 8}}},
-        ("a quantized cache is answered as BF16",),
-    ),
 }
 
 
@@ -332,7 +327,7 @@ def test_modelopt_describes_weights_in_a_file_of_its_own(tmp_path: Path) -> None
         json.dumps({"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["o_proj"]}})
     )
     found = read(tmp_path, "llama", **SIZES)
-    assert (found.dtype, len(found.differs)) == ("FLOAT8_E4M3FN", 1)
+    assert (found.dtype, found.cache_dtype) == ("FLOAT8_E4M3FN",) * 2
 
 
 #: Files of models whose calls are not known, and words of the error.
@@ -358,6 +353,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "no size": ("llama", {"hidden_size": "wide"}, "hidden_size"),
     "no factor": ("llama", {"partial_rotary_factor": float("nan")}, "partial_rotary_factor"),
     "no quantization": ("llama", {"quantization_config": "fp8"}, "quantization_config"),
+    "other cache": ("llama", {"quantization_config": {**FP8, "kv_cache_scheme": {"num_bits": 4}}}, "cache"),
 }
 
 

@@ -10,7 +10,6 @@ import numpy as np
 from opatlas import formats
 from opatlas.ask.checks.check import WHOLE_DATABASE, CheckedDatabase, Finding, finding
 from opatlas.capture.cases import pool_cases
-from opatlas.data.ingests import read_ingests
 from opatlas.data.manifest import Manifest
 from opatlas.errors import OpAtlasError
 from opatlas.row import columns as col
@@ -28,7 +27,7 @@ def unreadable(database: CheckedDatabase) -> Iterator[Finding]:
     provenance = database.provenance
     problems = list(provenance.problems)
     try:
-        pool_cases(read_ingests(provenance.database))
+        pool_cases(provenance.ingests)
     except OpAtlasError as error:
         problems.append(str(error))
     for problem in dict.fromkeys(problems):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 
 from opatlas.ask.compare.calls import (
@@ -121,6 +121,17 @@ class RivalFigures:
     def missing(self) -> int:
         """Rows that the rival does not have, or has not finished."""
         return self.rows - self.measured - self.unsupported - self.wrong - self.crashed
+
+    def told(self) -> Mapping[str, object]:
+        """Returns the figures in types of JSON."""
+        content = asdict(self)
+        for name in ("covered", "deployed", "composed"):
+            mean = content.pop(name)
+            content |= {f"{name}_rows": mean["rows"], name: mean["ratio"]}
+            content |= {f"{name}_{end}": mean[end] for end in ("low", "high")}
+        return content | {
+            name: getattr(self, name) for name in ("measured", "unsupported", "wrong", "crashed", "missing")
+        }
 
 
 @dataclass(frozen=True)

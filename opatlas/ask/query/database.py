@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from opatlas.ask.compare.databases import ComparedDatabase
 from opatlas.ask.query.implementation_answers import FASTEST, ImplementationAnswers, answer_collective, best_answer
 from opatlas.ask.query.question import QueryResult, Shapes, Words, ask
-from opatlas.errors import OpAtlasError
+from opatlas.errors import OpAtlasError, UsageError
 from opatlas.row.communication import BY_NAME, is_communication
 from opatlas.row.location import database_folder
 from opatlas.row.slots import MATMUL_FAMILY
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from opatlas.ask.query.model_cost import ModelCost
-    from opatlas.ask.query.next_rows import NextRows, Step
-    from opatlas.theory.model_calls import Phase
+    from opatlas.ask.query.next_rows import NextRows
+    from opatlas.theory.model_step import Step
 
 #: The kernel types of `OpenDatabase.matmul`, in the order in which they are looked for.
 _PRODUCT_TYPES = (*MATMUL_FAMILY, "MatMul")
@@ -241,14 +241,10 @@ class OpenDatabase:
         self,
         model: str,
         *,
-        tp: int = 1,
-        ep: int = 1,
-        batch: int,
-        context: int,
-        phase: Phase = "decode",
-        dtype: str = "",
         implementation: str | Sequence[str] = (),
+        any_memory: bool = False,
         tell: Callable[[str], object] = str,
+        **step: Any,
     ) -> ModelCost:
         """Returns the cost of a step of a model on one device, if no two kernels run at once.
 
@@ -260,42 +256,39 @@ class OpenDatabase:
 
         Args:
             model: a built-in model's name, a config.json or its folder.
-            tp, ep: the devices that share a layer, and the experts.
-            batch, context: the sequences, and the tokens of each.
-            phase, dtype: "decode" or "prefill"; the dtype of products (default: that of the model's weights).
             implementation: the stack, a name or several in their order; "fastest": for each call the answer of `query`.
                 Default: the stack that the database names (`default_stack`).
+            any_memory: whether a step is answered that does not fit into the memory of the device.
             tell: gets the kernel type of each call after its answer. The first question about one may fit a model.
+            step: the fields of `opatlas.Step`: `batch=64, context=4096, tp=8` and so on.
 
         Raises:
-            OpAtlasError: the model is unknown, it cannot be divided so, or no row has the dtype of its weights.
+            OpAtlasError: the model is unknown, it cannot be divided so, does not fit, or no row has the dtype of its
+                weights.
         """
         from opatlas.ask.query.model_cost import ModelCost, default_stack, part_costs
-        from opatlas.theory.model_calls import model_calls, step_dtype
+        from opatlas.theory.model_calls import step_calls
+        from opatlas.theory.model_step import Step, step_dtype, step_memory
         from opatlas.theory.sources import resolve_model
 
-        facts = resolve_model(model)
-        dtype = step_dtype(facts, dtype)
-        layouts = (
-            model_calls(facts, tp=tp, ep=ep, batch=batch, context=context, phase=phase, dtype=dtype, nz_weights=nz)
-            for nz in (False, True)
-        )
-        asked = [implementation] if isinstance(implementation, str) else implementation
-        everything = FASTEST in asked
-        stack = (FASTEST,) if everything else tuple(self._chosen(asked)) if asked else default_stack(self.answers)
-        parts = part_costs(self.answers, stack, zip(*layouts, strict=True), tell)
+        facts, asked = resolve_model(model), Step(model, **step)
+        layouts = [step_calls(facts, asked, nz_weights=nz) for nz in (False, True)]
+        memory = step_memory(facts, asked, self.answers.device_fact("memory_bytes"))
+        if not memory.fits and not any_memory:
+            raise UsageError(f"{asked.told()}: does not fit the device: {memory}")
+        names = [implementation] if isinstance(implementation, str) else implementation
+        everything = FASTEST in names
+        stack = (FASTEST,) if everything else tuple(self._chosen(names)) if names else default_stack(self.answers)
+        dtype = step_dtype(facts, asked.dtype)
         return ModelCost(
             facts.name,
             self.path,
-            parts,
+            part_costs(self.answers, stack, zip(*layouts, strict=True), tell),
             stack=stack if everything else tuple(self.implementations[name].label for name in stack),
-            tp=tp,
-            ep=ep,
-            batch=batch,
-            context=context,
-            phase=phase,
+            step=asked,
             dtype=dtype,
             layers=facts.layers,
+            memory=memory,
             differs=facts.differences(dtype),
         )
 

@@ -29,7 +29,7 @@ from opatlas.ask.query.question import (
     measured_half_widths,
 )
 from opatlas.data.database import Database
-from opatlas.data.manifest import read_manifests
+from opatlas.data.manifest import Manifest, read_manifests
 from opatlas.data.origin import Provenance, are_one_device, database_device, joined
 from opatlas.errors import OpAtlasError
 from opatlas.row import columns as col
@@ -264,15 +264,18 @@ class ImplementationAnswers:
         from opatlas.ask.query.predictor import Predictor
 
         floor = 0.0 if self.same_machine else OTHER_MACHINE_FLOOR
-        return Predictor(self.stored_rows(kernel_type, name), self._cores, floor)
+        return Predictor(
+            self.stored_rows(kernel_type, name), self.device_fact("multiprocessors") or _CORES_IF_UNKNOWN, floor
+        )
+
+    def device_fact(self, name: str) -> int:
+        """Returns a number that the manifests of runs tell of the device, such as its memory; 0 if none does."""
+        facts = ((each.device.get("facts") or {}).get(name) for each in self._manifests.values())
+        return max((fact for fact in facts if isinstance(fact, int)), default=0)
 
     @cached_property
-    def _cores(self) -> int:
-        """The multiprocessors of the device, by the manifests of its runs."""
-        manifests = read_manifests(Database(self.path), problems=[])
-        found = {(each.device.get("facts") or {}).get("multiprocessors") for each in manifests.values()}
-        counts = [count for count in found if isinstance(count, int) and count > 0]
-        return max(counts, default=_CORES_IF_UNKNOWN)
+    def _manifests(self) -> Mapping[str, Manifest]:
+        return read_manifests(Database(self.path), problems=[])
 
     def _read_rows(self, kernel_type: str, name: str) -> AnsweringRows:
         database = self.implementations[name]

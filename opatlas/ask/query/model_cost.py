@@ -26,7 +26,8 @@ from opatlas.row.columns import DTYPE, MESSAGE_BYTES, NUM_DEVICES
 from opatlas.row.communication import BY_KERNEL_TYPE
 from opatlas.row.roofline import tensor_bytes
 from opatlas.row.slots import row_slots
-from opatlas.theory.model_calls import ModelCall, Phase
+from opatlas.theory.model_calls import ModelCall
+from opatlas.theory.model_step import Step, StepMemory
 
 #: The file of a default database that names the stack of its device: implementations in their order, with commas.
 STACK = "stack.txt"
@@ -99,8 +100,10 @@ class ModelCost:
         database: the folder of the database.
         parts: the parts in the order of their first call.
         stack: the implementations that answered, in their order, or "fastest".
-        tp, ep, batch, context, phase, dtype: the step, as for `OpenDatabase.model`.
+        step: the step that was asked for.
+        dtype: of its products.
         layers: the number of layers.
+        memory: of a device.
         differs: how the step differs from one of the published model: how weights are stored, windows and so on.
     """
 
@@ -108,13 +111,10 @@ class ModelCost:
     database: Path
     parts: Sequence[PartCost]
     stack: Sequence[str]
-    tp: int
-    ep: int
-    batch: int
-    context: int
-    phase: Phase
+    step: Step
     dtype: str
     layers: int
+    memory: StepMemory
     differs: tuple[str, ...] = ()
 
     @property
@@ -140,14 +140,15 @@ class ModelCost:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """The tokens that the --tp devices compute in a second, if steps follow each other without gaps.
+        """The tokens that one replica computes in a second, if steps follow each other without gaps; see `missing`.
 
-        None if a part is missing.
-
-        A decode step computes one token of each sequence, a prefill step all of them.
+        None if a part is missing. All stages have a batch each, and the largest one decides.
         """
-        tokens = self.batch * (self.context if self.phase == "prefill" else 1)
-        return tokens / self.us * 1e6 if self.us and not self.missing else None
+        if self.missing or not self.us:
+            return None
+        largest = -(-self.layers // self.step.pp) / self.layers
+        us = self.us - self.us_in_layers * (1 - largest)
+        return sum(group.n * group.queries for group in self.step.groups()) / us * 1e6
 
     @property
     def missing(self) -> list[PartCost]:
@@ -235,6 +236,10 @@ def _part_cost(layouts: tuple[ModelCall, ModelCall], answers: ImplementationAnsw
         bytes_per_call=_estimated_bytes(call),
     )
     found = answer_call(layouts, answers, stack)
+    if call.nearest and (found is None or found[1].other_dtypes):
+        plain = replace(call, cells=call.nearest)
+        found = answer_call((plain, plain), answers, stack)
+        found = found and (found[0], replace(found[1], other_dtypes=True))
     if found is None:
         return replace(part, reason=_reason(call, answers, stack))
     chosen, answer = found

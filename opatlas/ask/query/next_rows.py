@@ -13,9 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from heapq import merge
-from typing import Annotated
 
-import msgspec
 import numpy as np
 
 from opatlas.ask.query.features import RowFeatures, row_features
@@ -27,7 +25,8 @@ from opatlas.errors import UsageError
 from opatlas.row.quality import Floats
 from opatlas.row.signature import signature, signatures
 from opatlas.theory.catalog import built_in_catalog
-from opatlas.theory.model_calls import ModelCall, Phase, model_calls, step_dtype
+from opatlas.theory.model_calls import ModelCall, step_calls
+from opatlas.theory.model_step import Step, step_dtype
 from opatlas.theory.models import ModelFacts
 from opatlas.theory.sources import resolve_model
 
@@ -39,19 +38,6 @@ _MEAN_ERROR = math.sqrt(2 / math.pi)
 _LAUNCH_US, _BYTE_US, _OPERATION_US, _FACTOR = 5.0, 1e-6, 1e-8, 10.0
 #: Without a model, rows twice as large are correlated by 1/e for each as many octaves.
 _OCTAVES = 3.0
-_Count = Annotated[int, msgspec.Meta(ge=1)]
-
-
-class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A step of a model; see `opatlas.theory.model_calls.model_calls`."""
-
-    model: str
-    batch: _Count
-    context: _Count
-    tp: _Count = 1
-    ep: _Count = 1
-    phase: Phase = "decode"
-    dtype: str = ""
 
 
 @dataclass(frozen=True)
@@ -104,15 +90,7 @@ def calls_of(step: Step) -> list[ModelCall]:
     Raises:
         UsageError: the model is unknown, or cannot be divided so.
     """
-    found = model_calls(
-        _facts(step.model),
-        tp=step.tp,
-        ep=step.ep,
-        batch=step.batch,
-        context=step.context,
-        phase=step.phase,
-        dtype=step.dtype,
-    )
+    found = step_calls(_facts(step.model), step)
     return [call for call in found if call.kernel_type in built_in_catalog().kernels]
 
 

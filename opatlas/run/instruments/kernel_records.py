@@ -24,6 +24,7 @@ from opatlas.row.errors import NoKernelLaunched, ReplayError
 from opatlas.run.devices.device import InstrumentMissing
 from opatlas.run.instruments.instrument import MeasureSettings, Rule, Samples
 from opatlas.run.instruments.turns import Turns, Varying
+from opatlas.text import kernel_name
 
 #: Part of the name of the kernel that torch.cuda._sleep launches.
 MARK = "spin_kernel"
@@ -173,10 +174,7 @@ def readable_name(name: str) -> str:
     if plain.startswith("_ZN"):
         # The C++ library gives up on names of templates of templates.
         return _qualified_name(plain) or name
-    while plain != (inner := _BRACKETS.sub("", plain)):
-        plain = inner
-    words = plain.replace("(anonymous namespace)::", "").partition("(")[0].split()
-    return words[-1] if words else name
+    return kernel_name(plain)
 
 
 def _qualified_name(mangled: str) -> str:

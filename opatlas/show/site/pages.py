@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from opatlas.ask.compare.comparison import DatabaseComparison, RivalFigures, compare_databases
+from opatlas.ask.compare.comparison import DatabaseComparison, compare_databases
 from opatlas.ask.compare.databases import ComparedDatabase
 from opatlas.ask.compare.states import compared_states
 from opatlas.ask.overview import read_overview
@@ -100,8 +100,8 @@ def _comparison_page(comparison: DatabaseComparison) -> dict[str, Any]:
             {
                 "label": rival.label,
                 "path": rival.place,
-                "all": _figures(comparison.total(rival.name)),
-                "kernel_types": [_figures(each) for each in comparison.figures(rival.name)],
+                "all": comparison.total(rival.name).told(),
+                "kernel_types": [each.told() for each in comparison.figures(rival.name)],
             }
             for rival in comparison.rivals
         ],
@@ -111,26 +111,10 @@ def _comparison_page(comparison: DatabaseComparison) -> dict[str, Any]:
     }
 
 
-def _figures(figures: RivalFigures) -> dict[str, Any]:
-    return {
-        "kernel_type": figures.kernel_type,
-        "rows": figures.rows,
-        "measured": figures.measured,
-        "failed": figures.wrong + figures.crashed,
-        "unsupported": figures.unsupported,
-        "missing": figures.missing,
-        "covered_rows": figures.covered.rows,
-        "covered": figures.covered.ratio,
-        "deployed": figures.deployed.ratio,
-        "verdicts": dict(figures.verdicts),
-    }
-
-
 def _model_page(cost: ModelCost) -> dict[str, Any]:
     """Returns the cost of a step of a model: the sum, its interval, and its parts."""
-    sizes = ("tp", "ep", "batch", "context", "phase", "dtype")
     return {
-        "question": ", ".join([cost.model, *(f"{name} {getattr(cost, name)}" for name in sizes)]),
+        "question": f"{cost.model}, {cost.step.told()}, {cost.dtype}",
         "model": cost.model,
         "differs": cost.differs,
         "us": cost.us,

@@ -354,7 +354,7 @@
     const ratio = (value) => value === null ? "" : `${value >= 0.1 && value < 100 ? value.toFixed(2) : number(value)}×`;
     const titles = ["kernel type", "rows", "measured", "failed", "unsupported", "missing", "covered", "deployed", "verdict"]
       .map((title, i) => ({ title, number: i > 0 && i < 8 }));
-    const line = (each, label) => [label, number(each.rows), number(each.measured), number(each.failed), number(each.unsupported),
+    const line = (each, label) => [label, number(each.rows), number(each.measured), number(each.wrong + each.crashed), number(each.unsupported),
       number(each.missing), ratio(each.covered), ratio(each.deployed), counted(each.verdicts)];
     const shown = [{ name: "id", title: "row", long: true, link: (row) => types.has(columns.get("kernel_type", row))
       ? rowLink(columns.get("kernel_type", row), columns.get("id", row)) : null },

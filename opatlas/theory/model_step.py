@@ -1,0 +1,279 @@
+"""A step of an engine: which sequences it computes, how devices share the model, and whether their memory suffices."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from dataclasses import dataclass
+from typing import Annotated, Literal, NamedTuple
+
+import msgspec
+
+from opatlas.errors import UsageError
+from opatlas.formats import size
+from opatlas.row.slots import FP8, known_dtype
+from opatlas.theory.models import ModelFacts
+from opatlas.theory.sources import NOT_QUANTIZED
+
+Phase = Literal["prefill", "decode"]
+#: dtypes of activations, and dtypes of quantized products, whose activations are BF16.
+ACTIVATIONS = ("BF16", "FLOAT16")
+QUANTIZED = ("INT8", "FLOAT8_E4M3FN")
+#: Sequences with at most so many queries are decoded, perhaps with drafted tokens to verify; others are prompts.
+_MOST_DECODED = 8
+_SEQUENCES = re.compile(r"(?:(\d{1,7})x)?(\d{1,7})@(\d{1,9})", re.ASCII)
+_EXAMPLE = "63x1@4096+1x2048@6144: 63 sequences of 1 query at 4096 keys, and 1 of 2048 queries at 6144"
+#: Batches that engines capture in CUDA graphs by default: vLLM 0.11 (vllm/config/compilation.py).
+_CAPTURED = {"vllm": (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))}
+_Count = Annotated[int, msgspec.Meta(ge=1)]
+_CountOrNone = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Sequences(NamedTuple):
+    """`n` sequences with as many new tokens (queries) and tokens in all (keys, with the new ones) each."""
+
+    n: int
+    queries: int
+    keys: int
+
+    @property
+    def is_prompt(self) -> bool:
+        return self.queries > _MOST_DECODED or self.queries == self.keys > 1
+
+
+class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A step of a model on devices of one kind.
+
+    Attributes:
+        model: its name, a config.json or the folder of that.
+        batch, context: the sequences of a step of `tp` devices, and the tokens of each, with those that are computed.
+        tp, ep: the devices that share a layer, and the experts: 1, or all of tp x dp.
+        phase: one token of each sequence is computed in decode, all of them in prefill.
+        dtype: of products; "" for that of the model's weights.
+        sequences: in place of batch, context and phase: `63x1@4096+1x2048@6144`.
+        dp: replicas of the attention, each with sequences as above, which share the experts; 0 for as many as tp and ep
+            tell. With ep 1 the width of the experts is divided among all devices.
+        pp: stages of the layers, each with `tp` devices.
+        cache_dtype: of keys and values in the cache; "" for that of the model, BF16 or FLOAT8_E4M3FN.
+        captured: the numbers of tokens that CUDA graphs exist for, to the next of which a step is padded: `1+2+4+8`, or
+            `vllm`; "" for no padding.
+    """
+
+    model: str
+    batch: _CountOrNone = 0
+    context: _CountOrNone = 0
+    tp: _Count = 1
+    ep: _Count = 1
+    phase: Phase = "decode"
+    dtype: str = ""
+    sequences: str = ""
+    dp: _CountOrNone = 0
+    pp: _Count = 1
+    cache_dtype: str = ""
+    captured: str = ""
+
+    @classmethod
+    def read(cls, text: str) -> Step:
+        """Reads `MODEL,batch=64,context=4096,tp=8`, as a reader of `opatlas.options`."""
+        model, *settings = [word.strip() for word in text.split(",")]
+        pairs = {name: value for name, _, value in (setting.partition("=") for setting in settings)}
+        try:
+            return msgspec.convert({"model": model, **pairs}, cls, strict=False)
+        except msgspec.ValidationError as error:
+            raise argparse.ArgumentTypeError(f"{text!r}: {error}: give MODEL,batch=N,context=N,tp=N") from None
+
+    def __str__(self) -> str:
+        """Returns the text that `read` reads, without the settings that have their default."""
+        plain = msgspec.structs.asdict(Step(self.model))
+        settings = {name: value for name, value in msgspec.structs.asdict(self).items() if value != plain[name]}
+        return ",".join([self.model, *(f"{name}={value}" for name, value in settings.items())])
+
+    @property
+    def replicas(self) -> int:
+        """The replicas of the attention."""
+        return self.dp or max(self.ep // self.tp, 1)
+
+    @property
+    def devices(self) -> int:
+        """The devices of one replica."""
+        return self.tp * self.pp
+
+    def groups(self) -> list[Sequences]:
+        """Returns the sequences of a step, those together that are alike.
+
+        Raises:
+            UsageError: the text has another form, or a number is impossible.
+        """
+        if not self.sequences:
+            for name, number in (("batch", self.batch), ("context", self.context)):
+                if number < 1:
+                    raise UsageError(f"{name} is {number}: give a whole number above 0, or sequences")
+            if self.phase not in ("prefill", "decode"):
+                raise UsageError(f"{self.phase!r} is not a phase: give 'prefill' or 'decode'")
+            return [Sequences(self.batch, self.context if self.phase == "prefill" else 1, self.context)]
+        if self.batch or self.context:
+            raise UsageError("sequences have lengths of their own: leave out batch and context")
+        found = []
+        for word in self.sequences.split("+"):
+            match = _SEQUENCES.fullmatch(word.strip())
+            group = Sequences(*(int(number or 1) for number in match.groups())) if match else Sequences(0, 0, 0)
+            if not 0 < group.queries <= group.keys or not group.n:
+                raise UsageError(f"{word.strip()!r} are no sequences: give some as in {_EXAMPLE}")
+            found.append(group)
+        return found
+
+    def padded(self, tokens: int) -> int:
+        """Returns the tokens of the step with those that fill the next captured graph. Raises UsageError."""
+        if not self.captured:
+            return tokens
+        words = self.captured.split("+")
+        sizes = _CAPTURED.get(self.captured) or [int(word) for word in words if word.strip().isdigit()]
+        if len(sizes) < len(words):
+            raise UsageError(f"{self.captured!r} are no numbers of tokens: give some as in 1+2+4+8, or vllm")
+        return min((size for size in sizes if size >= tokens), default=tokens)
+
+    def told(self) -> str:
+        """Returns the step in words, without its model and dtype."""
+        lengths = self.sequences or f"{self.phase}: batch {self.batch}, context {self.context}"
+        names = ("dp", "pp", "cache_dtype", "captured")
+        others = [f"{name} {value}" for name in names if (value := getattr(self, name)) not in (0, 1, "")]
+        return ", ".join([lengths, f"tp {self.tp}", f"ep {self.ep}", *others])
+
+    def new_tokens(self) -> int:
+        """Returns the tokens that the step computes, each of which an engine may keep."""
+        return sum(group.n * group.queries for group in self.groups())
+
+
+def step_dtype(model: ModelFacts, asked: str = "") -> str:
+    """Returns the dtype of a step: the one that is asked for, else that of the model's weights.
+
+    Raises:
+        UsageError: the dtype is none of a step, or none is asked for and no row has that of the weights.
+    """
+    dtypes = ", ".join((*ACTIVATIONS, *QUANTIZED))
+    if not (asked or model.dtype):
+        raise UsageError(
+            f"{model.name} has {model.stored}, which no row has: give the dtype to answer them as, by --dtype, "
+            f"dtype=NAME of --step, or dtype in Python: one of {dtypes}"
+        )
+    known = known_dtype(asked or model.dtype)
+    if known is None or known.name not in (*ACTIVATIONS, *QUANTIZED):
+        raise UsageError(f"{asked!r} is not a dtype of a model's step: give one of {dtypes}")
+    return known.name
+
+
+def cache_dtype(model: ModelFacts, step: Step, activation: str) -> str:
+    """Returns the dtype of the cache: asked for, else that of the model, else of activations. Raises UsageError."""
+    known = known_dtype(step.cache_dtype or model.cache_dtype or activation)
+    if known is None or known.name not in (*ACTIVATIONS, *FP8):
+        raise UsageError(f"{step.cache_dtype!r} is not a dtype of a cache: give BF16, FLOAT16 or FLOAT8_E4M3FN")
+    return known.name
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """The memory of the device that needs most, in bytes: without graphs, buffers of collectives, and fragments.
+
+    Attributes:
+        weights: as they are published, or in the step's dtype if that is narrower.
+        cache: of all tokens of the step's sequences; with stages those of as many batches in flight.
+        activations: at the peak.
+        of_token: of the cache, for a token more.
+        device: that of the device; 0 if unknown.
+    """
+
+    weights: int
+    cache: int
+    activations: int
+    of_token: int
+    device: int = 0
+
+    @property
+    def needed(self) -> int:
+        return self.weights + self.cache + self.activations
+
+    @property
+    def tokens_left(self) -> int | None:
+        """How many tokens more the cache may have; below 0 if the step does not fit; None if unknown."""
+        return (self.device - self.needed) // self.of_token if self.device and self.of_token else None
+
+    @property
+    def fits(self) -> bool:
+        return not self.device or self.needed <= self.device
+
+    def __str__(self) -> str:
+        parts = [f"{name} {size(getattr(self, name))}" for name in ("weights", "cache", "activations")]
+        return f"{size(self.needed)}{f' of {size(self.device)}' if self.device else ''}: {', '.join(parts)}"
+
+
+def step_memory(model: ModelFacts, step: Step, device: int = 0) -> StepMemory:
+    """Returns the memory of a step that `opatlas.theory.model_calls.step_calls` has accepted.
+
+    Args:
+        device: the bytes of its memory; 0 if unknown.
+    """
+    dtype, groups = step_dtype(model, step.dtype), step.groups()
+    activation = dtype if dtype in ACTIVATIONS else "BF16"
+    # The layers of the largest stage.
+    stage = -(-model.layers // step.pp) / model.layers
+    weights = _weight_bytes(model, step, 8 if dtype in QUANTIZED else 16, stage)
+    known = known_dtype(cache_dtype(model, step, activation))
+    assert known is not None
+    latent, indexer, delta, (sliding, window) = model.latent, model.indexer, model.delta, model.sliding
+    if latent is not None:
+        features = latent.kv_lora_rank + latent.qk_rope_head_dim
+    else:
+        features = 2 * model.kv_heads_on_device(step.tp) * model.head_dim
+    of_token = features * (model.attention_layers - sliding) * known.bytes
+    of_token += indexer.index_head_dim * indexer.layers * known.bytes if indexer is not None else 0
+    tokens = sum(group.n * group.keys for group in groups)
+    cache = of_token * tokens
+    cache += features * sliding * known.bytes * sum(group.n * min(group.keys, window) for group in groups)
+    if delta is not None:
+        # The state in float32, and the inputs of the convolution.
+        of_layer = 4 * delta.values * delta.linear_key_head_dim
+        of_layer += 2 * (2 * delta.keys + delta.values) * (delta.linear_conv_kernel_dim - 1)
+        cache += of_layer // step.tp * delta.layers * sum(group.n for group in groups)
+    in_flight = stage * step.pp
+    return StepMemory(
+        weights,
+        round(cache * in_flight),
+        _activation_bytes(model, step, sum(group.n * group.queries for group in groups)),
+        round(of_token * in_flight),
+        device,
+    )
+
+
+def _weight_bytes(model: ModelFacts, step: Step, bits: float, stage: float) -> int:
+    """Returns the bytes of the weights of a device, of which a quantized one has so many bits at most."""
+    stored, of_experts_alone = model.stored_bits
+    of_experts, of_others = min(stored, bits), bits if of_experts_alone else min(stored, bits)
+    in_layers = outside = 0.0
+    for weight in model.weights:
+        linear = weight.on_device(step.tp)
+        # The product of both compressions is that of two other weights.
+        if linear is None or weight.role == "q_kv_a":
+            continue
+        found = linear.n * linear.k * (16 if weight.role in NOT_QUANTIZED else of_others) / 8
+        if weight.role == "lm_head":
+            outside = found
+        else:
+            in_layers += found * linear.calls
+    if (experts := model.experts) is not None:
+        devices = step.ep if step.ep > 1 else step.tp * step.replicas
+        in_layers += 3 * model.hidden * experts.width * experts.count / devices * experts.layers * of_experts / 8
+    # The first stage has the embedding, the last one the head.
+    embedding = 0 if model.tied else 2 * model.vocab * model.hidden // step.tp
+    return round(in_layers * stage + (outside + embedding if step.pp == 1 else max(outside, embedding)))
+
+
+def _activation_bytes(model: ModelFacts, step: Step, tokens: int) -> int:
+    """Returns the bytes of activations at their peak: the stream, its norm, and the largest part of a layer."""
+    heads = model.heads + 2 * model.kv_heads if model.latent is None else 3 * model.heads
+    parts = [heads * model.head_dim // step.tp, 3 * model.intermediate // step.tp]
+    if (experts := model.experts) is not None:
+        width = experts.width if step.ep > 1 else experts.width // step.tp
+        parts.append(experts.top_k * (2 * model.hidden + 3 * width) // (step.tp if step.ep > 1 else 1))
+    outputs = sum(group.n * (1 if group.is_prompt else group.queries) for group in step.groups())
+    # Logits in 16 and in 32 bits.
+    return 2 * tokens * 2 * model.hidden + max(2 * tokens * max(parts), 6 * outputs * model.vocab)
