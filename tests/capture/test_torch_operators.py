@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from opatlas.capture.attention_calls import GivenLengths, row_key
 from opatlas.capture.launches import SkipReason
-from opatlas.capture.torch_operators import CapturedRow, LeftOut, Operator, is_known, row_of, wins_over_inner
+from opatlas.capture.torch_operators import OPERATORS, CapturedRow, LeftOut, Operator, is_known, row_of, wins_over_inner
+from opatlas.errors import UsageError
 from opatlas.row import columns as col
+from opatlas.row.errors import Unsupported
 from opatlas.row.signature import signature
 from opatlas.run.registry import replays_of_bench
 from opatlas.theory.model_calls import model_calls
@@ -225,6 +230,7 @@ LEFT_OUT = {
     "another axis": ("aten::_softmax", tensor(8, 4), scalar(0), scalar(False)),
     "a tensor that no slot has": ("aten::clamp", tensor(8, 4), tensor(8, 4), NONE),
     "index tensors": ("aten::index", tensor(8, 4), NONE),
+    "not of whole numbers": ("aten::bitwise_and", tensor(8, dtype=I64), tensor(8, dtype=I64)),
     "fewer arguments": ("aten::mm", tensor(8, 4)),
 }
 
@@ -344,10 +350,42 @@ def test_rows_of_operators_are_those_of_the_models_theory() -> None:
             )
 
 
-def test_attention_to_a_cache_without_lengths_says_so() -> None:
-    pages = tensor(4096, 16, 8, 128)
-    row = made("_vllm_fa3_C::fwd", *[tensor(3, 16, 128), pages, pages], tensor(4, dtype=I32), tensor(3, 64, dtype=I32))
-    runtime = {name.removeprefix(col.RUNTIME_PREFIX): cell for name, cell in row.cells.items() if cell}
-    assert runtime["metadata_completeness"] == "shapes-only"
-    assert runtime["block_size"] == "16"
-    assert row.cells[col.INPUT_SHAPES].startswith("3,16,128;192,16,1024;192,16,1024;;2048,2048;3;3;")
+def paged() -> CapturedRow:
+    """A step of three sequences as FlashAttention 3 of vLLM gets it."""
+    q, pages, ends = tensor(6, 4, 16), tensor(4096, 32, 2, 16), tensor(4, dtype=I32)
+    return made("_vllm_fa3_C::fwd", q, pages, pages, ends, tensor(3, dtype=I32), tensor(3, 8, dtype=I32))
+
+
+def test_attention_without_lengths_says_so_and_is_not_replayed() -> None:
+    ends = tensor(4, dtype=I32)
+    packed = made("flash_attn::_flash_attn_varlen_forward", tensor(6, 4, 16), *[tensor(6, 2, 16)] * 2, ends, ends)
+    assert paged().cells[col.INPUT_SHAPES].startswith("6,4,16;24,32,32;24,32,32;;2048,2048;3;3;")
+    assert packed.cells[col.INPUT_SHAPES].startswith("6,4,16;6,2,16;6,2,16;;2048,2048;3;3;")
+    for row in (paged(), packed):
+        column, cell = col.WITHOUT_LENGTHS
+        assert row.cells[column] == cell
+        with pytest.raises(Unsupported):
+            expect_replay(row)
+
+
+def test_given_lengths_fill_the_rows_of_such_a_batch() -> None:
+    row = paged()
+    key = row_key(row.cells)
+    assert key is not None
+    cells = GivenLengths.parse("2x1:40, 4:64").cells(key)
+    assert cells is not None
+    assert [cells[name] for name in col.RUNTIME_IN_SIGNATURE] == ["1,2,6", "40,40,64", "4", "2", "3", "TND", "32"]
+    filled = {**row.cells, **{name: cell for name, cell in cells.items() if cell}}
+    expect_replay(CapturedRow(row.kernel_type, filled | {col.WITHOUT_LENGTHS[0]: "complete"}))
+    # Another number of sequences, another number of queries.
+    assert GivenLengths.parse("6x1:40").cells(key) is None
+    assert GivenLengths.parse("3x1:40").cells(key) is None
+    for wrong in ("", "64", "2x1:0", "4:2", "1:40;"):
+        with pytest.raises(UsageError):
+            GivenLengths.parse(wrong)
+
+
+def test_the_page_lists_the_operators_of_the_table() -> None:
+    page = Path(__file__).parents[2].joinpath("docs/captures.md").read_text("utf-8")
+    section = page.partition("### Operators and their kernel types")[2].partition("\n### ")[0]
+    assert sorted(re.findall(r"`(\w+::\w+)`", section)) == sorted(OPERATORS)
