@@ -12,8 +12,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install -c constraints.txt
 REQUIREMENTS := pyproject.toml constraints.txt
-# The part of the tests that runs; a part runs without linters.
+# The part of the tests that runs, and of which marks; a part of them runs without linters.
 T := tests
+MARKS := not slow
 # A file at a time for each of three workers, one more than the cores of a small machine: sessions wait.
 PYTEST = $(BIN)/python -m pytest $(T) -q -rs -n 3 --dist=loadfile --no-loadscope-reorder
 
@@ -31,10 +32,11 @@ ifeq ($(T),tests)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/lint-imports --no-logo
 endif
-	$(PYTEST) -m "not slow" $(ARGS)
+	$(PYTEST) -m "$(MARKS)" $(ARGS)
 
+# The files of no such test are not collected, which takes longer than most of these.
+test-slow: T := $(shell grep -rl "mark.slow" tests --include='test_*.py')
 test-slow: $(VENV)/.installed-for-tests
 	$(PYTEST) -m slow $(ARGS)
 

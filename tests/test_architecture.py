@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
@@ -30,7 +31,8 @@ class Import(NamedTuple):
     at_once: bool
 
 
-def _trees() -> dict[str, tuple[ast.Module, bool]]:
+@cache
+def trees() -> dict[str, tuple[ast.Module, bool]]:
     """The syntax tree of each file by the name that imports it, and whether it is a package."""
     found = {}
     for folder in ("opatlas", *BESIDE):
@@ -42,20 +44,17 @@ def _trees() -> dict[str, tuple[ast.Module, bool]]:
     return found
 
 
-TREES = _trees()
-
-
 def _imports(importer: str, node: ast.AST, at_once: bool = True) -> Iterator[Import]:
     """Yields the imports of a file, those for type checkers left out."""
     if isinstance(node, ast.Import):
         yield from (Import(importer, alias.name, at_once) for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
-        here = importer.split(".") if TREES[importer][1] else importer.split(".")[:-1]
+        here = importer.split(".") if trees()[importer][1] else importer.split(".")[:-1]
         parents = here[: len(here) + 1 - node.level] if node.level else []
         module = ".".join([*parents, *filter(None, [node.module])])
         for alias in node.names:
             full = f"{module}.{alias.name}"
-            yield Import(importer, full if full in TREES else module, at_once)
+            yield Import(importer, full if full in trees() else module, at_once)
     else:
         is_typing = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
         is_called = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
@@ -63,7 +62,9 @@ def _imports(importer: str, node: ast.AST, at_once: bool = True) -> Iterator[Imp
             yield from _imports(importer, child, at_once and not is_called)
 
 
-IMPORTS = [found for name, (tree, _) in TREES.items() for found in _imports(name, tree)]
+@cache
+def imports() -> list[Import]:
+    return [found for name, (tree, _) in trees().items() for found in _imports(name, tree)]
 
 
 def _folder(module: str) -> str:
@@ -80,18 +81,18 @@ def test_the_contracts_of_import_linter_hold() -> None:
 def test_folders_beside_the_library_import_each_other_one_way() -> None:
     wrong = [
         found
-        for found in IMPORTS
+        for found in imports()
         if (folder := _folder(found.module)) in BESIDE
         and folder not in {_folder(found.importer), *BESIDE.get(_folder(found.importer), set())}
     ]
     assert wrong == []
-    assert [found for found in IMPORTS if found.module.split(".")[0] == "tests"] == []
+    assert [found for found in imports() if found.module.split(".")[0] == "tests"] == []
 
 
 def test_no_files_import_each_other_in_a_ring() -> None:
     """Imports inside functions count: they hide a ring and do not open it."""
     graph: dict[str, set[str]] = {}
-    for found in IMPORTS:
+    for found in imports():
         if found.module != found.importer:
             graph.setdefault(found.importer, set()).add(found.module)
     graphlib.TopologicalSorter(graph).prepare()
@@ -100,11 +101,11 @@ def test_no_files_import_each_other_in_a_ring() -> None:
 def test_plugins_and_data_come_without_torch() -> None:
     """`pytest --help` imports the plugins, and a query the database: neither may wait for torch."""
     at_once: dict[str, set[str]] = {}
-    for found in IMPORTS:
+    for found in imports():
         if found.at_once:
             parents = {found.module[:dot] for dot in range(len(found.module)) if found.module[dot] == "."}
             at_once.setdefault(found.importer, set()).update({found.module, *parents})
-    brought = dict.fromkeys((name for name in TREES if _folder(name) in TORCHLESS), "itself")
+    brought = dict.fromkeys((name for name in trees() if _folder(name) in TORCHLESS), "itself")
     waiting = list(brought)
     while waiting:
         name = waiting.pop()
@@ -118,7 +119,7 @@ def test_names_that_are_imported_late_exist() -> None:
     """Of devices and instruments: their openers are looked up when they are needed, and torch comes with them."""
     texts = (
         node.value
-        for tree, _ in TREES.values()
+        for tree, _ in trees().values()
         for node in ast.walk(tree)
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     )
@@ -129,7 +130,7 @@ def test_names_that_are_imported_late_exist() -> None:
 
 def test_class_names_are_unique() -> None:
     where: dict[str, list[str]] = {}
-    for module, (tree, _) in TREES.items():
+    for module, (tree, _) in trees().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
                 where.setdefault(node.name, []).append(module)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -14,22 +13,17 @@ from cyclopts import Parameter
 
 from opatlas.capture.ingest import rebuild_profiling
 from opatlas.cli.app import held
-from opatlas.data.combine import CombineResult, CombineSources, open_sources, refuse_mixed
+from opatlas.data.combine import CombineResult, CombineSources, DurationCounts, open_sources, refuse_mixed
 from opatlas.data.combine import combine as combine_databases
-from opatlas.data.combine_table import DurationCounts, write_conflicts
 from opatlas.data.database import Database
 from opatlas.data.log import COMBINE
-from opatlas.data.pool import SPREAD_LIMIT, PooledRow, disagreeing, without_pooled, write_disagreements
+from opatlas.data.pool import SPREAD_LIMIT, PooledRow
 from opatlas.data.pool import pool as pool_runs
 from opatlas.data.restore import clear_edited
 from opatlas.errors import OpAtlasError, UsageError, usage_errors
-from opatlas.formats import microseconds, percent, ratio
-from opatlas.row.columns import AVERAGE, PROFILING_AVERAGE
-from opatlas.show import Column, Fields, Result, Table, print_note
+from opatlas.formats import percent
+from opatlas.show import Fields, Result, Table, print_note
 from opatlas.show.result import Part
-
-#: Rows of a table on the terminal; all are in the reports and in JSON.
-_SHOWN = 10
 
 
 def combine(
@@ -41,7 +35,7 @@ def combine(
 ) -> Result:
     """Combines databases and journals that were measured separately into one database.
 
-    If a row has two durations, the duration of the newer run stays, and a report lists both. SOURCEs do not change.
+    If a row has two durations, that of the newer run stays, and the history keeps the other. SOURCEs do not change.
 
     Exit status: 0 everything is in; 1 something was left out because of an error, or TARGET cannot be written; 2
     nothing was done: wrong usage, or other devices or versions without --mixed.
@@ -60,21 +54,10 @@ def combine(
         if not mixed:
             refuse_mixed(target, opened)
     warnings = [text for path in (target, *sources) for text in Database(path).misspelt_columns()]
-    reports: dict[str, str] = {}
     with held(Database(target), "combine") as problems:
         found, pooled = _combine(Database(target), opened, pool)
         problems[:0] = opened.problems
         problems += found.problems
-        writers: dict[str, Callable[[], Path | None]] = {
-            "conflicts": partial(write_conflicts, Database(target), found.conflicts),
-            "disagreements": partial(write_disagreements, Database(target), pooled or ()),
-        }
-        for what, write in writers.items():
-            try:
-                if path := write():
-                    reports[what] = str(path)
-            except OpAtlasError as error:
-                problems.append(str(error))
     for warning in warnings:
         print_note(f"warning: {warning}")
     content = {
@@ -88,7 +71,6 @@ def combine(
     parts = [*_parts(target, opened, found), *(_pooled(pooled) if pooled is not None else ())]
     lists = [
         *(("start lies in the future", run_id) for run_id in found.clocks_ahead),
-        *reports.items(),
         *((("op_mapping", str(target / found.mapping.path.name)),) if found.mapping is not None else ()),
     ]
     parts += [Table(("what", "run or file"), lists)] if lists else []
@@ -105,9 +87,7 @@ def _combine(target: Database, opened: CombineSources, pool: bool) -> tuple[Comb
     outcome.problems += edited.problems
     if not pool:
         return outcome, None
-    pooled = pool_runs(target, outcome.problems)
-    outcome.conflicts = without_pooled(outcome.conflicts, pooled)
-    return outcome, pooled
+    return outcome, pool_runs(target, outcome.problems)
 
 
 def _pool_captures(target: Database, outcome: CombineResult) -> None:
@@ -123,11 +103,6 @@ def _pool_captures(target: Database, outcome: CombineResult) -> None:
 
 
 def _parts(target: Path, opened: CombineSources, found: CombineResult) -> Iterator[Part]:
-    conflicts = list({conflict.cell: conflict for conflict in reversed(found.conflicts)}.values())[::-1]
-    kinds = Counter(
-        "durations" if each.what == AVERAGE else "captured durations" if each.what == PROFILING_AVERAGE else "others"
-        for each in conflicts
-    )
     yield Fields(
         {
             "databases": (len(opened.sources) - opened.journals) or None,
@@ -143,20 +118,10 @@ def _parts(target: Path, opened: CombineSources, found: CombineResult) -> Iterat
             "manifests": found.manifests or None,
             "ingests": found.ingests or None,
             "rows with pooled captures": found.captures_pooled or None,
-            "conflicts": (len(conflicts), _listed(kinds)),
             "rows in TARGET": _counted(found.target_rows),
         },
         title=str(target),
     )
-    durations = [(each, factor) for each in conflicts if (factor := each.ratio) is not None]
-    if durations:
-        rows = [
-            (each.kernel_type, each.input_shapes, float(each.kept), float(each.dropped), factor)
-            for each, factor in durations[:_SHOWN]
-        ]
-        kept, dropped = Column("kept(us)", microseconds), Column("dropped(us)", microseconds)
-        columns = ("kernel type", "input shapes", kept, dropped, Column("ratio", ratio))
-        yield Table(columns, rows, "durations that disagree", len(durations) - len(rows))
 
 
 def _counted(rows: DurationCounts) -> tuple[int, str]:
@@ -179,7 +144,7 @@ def _pooled(pooled: Sequence[PooledRow]) -> Iterator[Part]:
             "median": percent(low),
             "p90": percent(high),
             "largest": percent(max(spreads)),
-            f"over {percent(SPREAD_LIMIT, 0)}": (len(disagreeing(pooled)), "rows"),
+            f"over {percent(SPREAD_LIMIT, 0)}": (sum(spread > SPREAD_LIMIT for spread in spreads), "rows"),
         },
         title="spread between machines",
     )

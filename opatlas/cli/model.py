@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -28,6 +28,7 @@ from opatlas.row.location import default_path, parse_implementation
 from opatlas.row.record import new_run_id
 from opatlas.row.versions import detect
 from opatlas.run.devices.device import available_devices, database_name
+from opatlas.show.chrome_trace import model_slices, write_trace
 from opatlas.show.parameters import Count, Counts, Names, OneStep
 from opatlas.show.result import Column, Fields, Part, Result, Table
 from opatlas.theory.model_kinds import MODEL_KINDS
@@ -63,6 +64,7 @@ def model(
     next: Count | None = None,  # noqa: A002
     dry_run: bool = False,
     list: bool = False,  # noqa: A002
+    trace: Path | None = None,
 ) -> Result:
     """The cost of a step of a model on one device: the sum of its calls, and what is missing from it.
 
@@ -91,6 +93,7 @@ def model(
         next: add the N rows to the database whose measurement tells most about this step; opatlas bench measures them.
         dry_run: with --next: show the rows, and add nothing.
         list: the models that have names, and the kinds of config.json.
+        trace: write the calls of a step, one after the other, to a Chrome trace (ui.perfetto.dev); .gz packs it.
     """
     if list:
         return Result([_names(), f"config.json of model_type {', '.join(MODEL_KINDS)}"])
@@ -100,6 +103,8 @@ def model(
         raise UsageError("--dry-run: only --next adds rows")
     if next is not None and implementation:
         raise UsageError("--implementation: --next adds rows for the stack that the database names: leave it out")
+    if next is not None and trace is not None:
+        raise UsageError("--trace: --next shows no step: leave it out")
     lengths = [(0, 0, words) for words in sequences]
     if batch or context or not sequences:
         lengths += product(batch or (model.batch,), context or (model.context,), ("" if batch else model.sequences,))
@@ -131,6 +136,8 @@ def model(
         return Result([*_next_parts(opened, rows, added)], json=_next_json(rows))
     if plot is not None:
         write_plot(plot, [cost for _, cost, _ in found if cost is not None])
+    if trace is not None:
+        write_trace(trace, chain.from_iterable(model_slices(cost) for _, cost, _ in found if cost is not None))
     if len(found) == 1 and found[0][1] is not None:
         return Result([*_cost_parts(found[0][1])], json=_cost_json(found[0][1]))
     return Result([*_sweep_parts(name, found)], json=[_swept_json(*each) for each in found])

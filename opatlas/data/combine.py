@@ -5,17 +5,21 @@ Only the target is written, file by file, each replaced in one step. Unchanged f
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, compress
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
 
 from opatlas.data import journal, log
-from opatlas.data.cells import Candidate, candidates_of_records
-from opatlas.data.combine_table import TableChanges, combine_table
+from opatlas.data.cells import Candidate, CellGroup, candidates_of_records, candidates_of_rows, group_of
 from opatlas.data.comparable import expect_comparable
-from opatlas.data.csv_files import write_bytes
+from opatlas.data.csv_files import positions_by_key, write_bytes
 from opatlas.data.database import Database
 from opatlas.data.fold import TableFold
 from opatlas.data.ingests import read_ingests
@@ -27,10 +31,12 @@ from opatlas.data.restore import cleared, edited_in
 from opatlas.errors import OpAtlasError, describe_error
 from opatlas.files import expect_folder, read_safely
 from opatlas.progress import gc_paused, track
-from opatlas.row.columns import RUN_ID, STATUS_RUN_ID
-from opatlas.row.table import RowTable
+from opatlas.row import columns as col
+from opatlas.row.communication import row_kind
+from opatlas.row.table import RowTable, position_array
 
 _LARGEST_SAMPLES_BYTES = 4 << 30
+_ROWS_AT_A_TIME = 4096
 
 
 @dataclass
@@ -146,10 +152,26 @@ def refuse_mixed(target: Path, opened: CombineSources) -> None:
 
 
 @dataclass
-class CombineResult(TableChanges):
-    """The result of `combine`; its conflicts are sorted, the largest difference first.
+class DurationCounts:
+    """The number of rows of a table, and how many have a replayed and a captured duration."""
+
+    rows: int = 0
+    replayed: int = 0
+    captured: int = 0
+
+
+@dataclass
+class CombineResult:
+    """The result of `combine`.
 
     Attributes:
+        added: rows that the tables lacked; they follow in the order of the sources.
+        target_rows: the rows that they have now.
+        taken: the number of existing rows that have the duration of a source now.
+        kept: the number of existing rows that keep their duration although a source has one.
+        statuses: the number of existing rows that have the status of a source now, by status.
+        profiled: the number of existing rows whose Profiling columns were filled.
+        filled: the number of other cells that were filled.
         kernel_types: the kernel types of the sources.
         new: the kernel types for which the target had no file.
         pruned: the number of pruned rows that were added.
@@ -161,6 +183,13 @@ class CombineResult(TableChanges):
         problems: files that could not be read or written.
     """
 
+    added: DurationCounts = field(default_factory=DurationCounts)
+    target_rows: DurationCounts = field(default_factory=DurationCounts)
+    taken: int = 0
+    kept: int = 0
+    statuses: Counter[str] = field(default_factory=Counter)
+    profiled: int = 0
+    filled: int = 0
     kernel_types: list[str] = field(default_factory=list)
     new: list[str] = field(default_factory=list)
     pruned: int = 0
@@ -214,7 +243,7 @@ class _Combination:
         self._note_clocks(self._manifests)
         self._known = Log(target)
         databases = [source.database for source in sources if source.journal is None]
-        readers = [(source.name, self._reader(source)) for source in sources]
+        readers = [self._reader(source) for source in sources]
         for kernel_type in track(result.kernel_types, "combine, kernel types"):
             with self._errors(" (nothing was combined into this file)"):
                 self._combine_table(kernel_type, readers)
@@ -224,7 +253,6 @@ class _Combination:
                 with self._errors():
                     result.pruned += target.add_pruned(kernel_type, database.pruned(kernel_type).rows())
         result.mapping = write_default_mapping(target.path, sources=[database.path for database in databases])
-        result.conflicts.sort(key=lambda conflict: -conflict.distance)
         return result
 
     @contextmanager
@@ -312,14 +340,14 @@ class _Combination:
 
         return read
 
-    def _combine_table(self, kernel_type: str, readers: Sequence[tuple[str, _Reader]]) -> None:
+    def _combine_table(self, kernel_type: str, readers: Sequence[_Reader]) -> None:
         target, result, path = self._target, self._result, self._target.csv_path(kernel_type)
-        sources = [(name, rows) for name, read in readers if (rows := read(kernel_type)) is not None]
+        sources = [rows for read in readers if (rows := read(kernel_type)) is not None]
         if not sources:
             return
-        columns = next((rows.columns for _, rows in sources if isinstance(rows, RowTable)), ())
+        columns = next((rows.columns for rows in sources if isinstance(rows, RowTable)), ())
         is_new, table = not path.exists(), target.read_or_empty(kernel_type, columns)
-        self._note_clocks({run for _, rows in (("", table), *sources) for run in _runs(rows)})
+        self._note_clocks({run for rows in (table, *sources) for run in _runs(rows)})
         fold = TableFold(table, self._order, self._known, pruned=target.pruned(kernel_type).signatures, by=COMBINE)
         combine_table(fold, sources, target, result)
         result.new += [kernel_type] if is_new and path.exists() else []
@@ -327,7 +355,87 @@ class _Combination:
 
 def _runs(rows: RowTable | Sequence[Candidate]) -> Iterable[str]:
     return (
-        chain(*map(rows.cells, (RUN_ID, STATUS_RUN_ID)))
+        chain(*map(rows.cells, (col.RUN_ID, col.STATUS_RUN_ID)))
         if isinstance(rows, RowTable)
         else (each.run_id for each in rows)
     )
+
+
+def combine_table(
+    fold: TableFold,
+    sources: Sequence[RowTable | Sequence[Candidate]],
+    target: Database,
+    changes: CombineResult,
+) -> None:
+    """Folds what sources have into a table, one source after the other, and writes it.
+
+    All rows of the table with one signature receive the same cells.
+
+    Args:
+        sources: the rows of each source, or the candidates of its records.
+        changes: receives what changed.
+
+    Raises:
+        OpAtlasError: a file cannot be written; the table is as it was.
+    """
+    kind, column = row_kind(fold.kernel_type), row_kind(fold.kernel_type).duration_columns[0]
+    before, offered = fold.rows.table(), set[str]()
+    for source in sources:
+        for candidates in _batches(fold, source):
+            fold.fold(candidates)
+            offered.update(each.signature for each in candidates if each.duration)
+        if isinstance(source, RowTable):
+            offered.update(compress(source.signatures, source.replayed.known.tolist()))
+    after, there = fold.write(target), len(before)
+    rows = after.arrow.slice(0, there)
+    differ = {
+        name: pc.not_equal(rows.column(name), before.arrow.column(name) if name in before.columns else "").to_numpy()
+        for name in after.columns
+        # A status of another run is no other status.
+        if name != col.STATUS_RUN_ID
+    }
+
+    def changed(*groups: CellGroup) -> Any:
+        """Returns the number of cells of some groups that differ, by row."""
+        masks = [mask for name, mask in differ.items() if group_of(name, kind) in groups]
+        return np.sum(masks, axis=0, dtype=int) if masks else np.zeros(there, dtype=int)
+
+    replayed, captured = (~np.isnan(after.durations_us(name)) for name in (column, col.PROFILING_AVERAGE))
+    had_duration = ~np.isnan(before.durations_us(column))
+    taken = (changed(CellGroup.DURATION) > 0) & replayed[:there]
+    is_offered = np.fromiter((name in offered for name in fold.signatures[:there]), dtype=bool, count=there)
+    for counts, first in ((changes.target_rows, 0), (changes.added, there)):
+        counts.rows += len(after) - first
+        counts.replayed += int(replayed[first:].sum())
+        counts.captured += int(captured[first:].sum())
+    changes.taken += int(taken.sum())
+    changes.kept += int((is_offered & had_duration & ~taken).sum())
+    changes.statuses.update(after.cells(col.STATUS)[at] for at in np.flatnonzero(changed(CellGroup.STATUS)).tolist())
+    changes.profiled += int(np.count_nonzero(changed(CellGroup.CAPTURED)))
+    changes.filled += int(changed(CellGroup.OTHER, CellGroup.SLOTS).sum())
+
+
+def _batches(fold: TableFold, source: RowTable | Sequence[Candidate]) -> Iterator[Sequence[Candidate]]:
+    """Yields the candidates of a source; of a table those that the other one lacks, or has with other cells.
+
+    They are yielded a few at a time, because they take ten times the memory of cells; those of one signature together.
+    """
+    if not isinstance(source, RowTable):
+        yield source
+        return
+    signatures, ours = source.signatures, fold.rows.table()
+    rows = {of for of, name in enumerate(signatures) if name not in fold.positions}
+    pairs = [(at, of) for of, name in enumerate(signatures) for at in fold.positions.get(name, ())]
+    at, of = (position_array([pair[side] for pair in pairs]) for side in (0, 1))
+    for name in source.columns:
+        # Rows with equal signatures may spell their slots differently; the target's spelling stays.
+        if group_of(name, source.kind) not in (CellGroup.SLOTS, CellGroup.POOLED):
+            theirs = source.arrow.column(name).take(of)
+            there = ours.arrow.column(name).take(at) if name in ours.columns else ""
+            differ = pc.and_(pc.not_equal(there, theirs), pc.not_equal(theirs, "")).to_numpy()
+            rows.update(pairs[index][1] for index in np.flatnonzero(differ).tolist())
+    ordered = sorted(rows)
+    of_signatures = list(positions_by_key(signatures[row] for row in ordered).values())
+    for first in range(0, len(of_signatures), _ROWS_AT_A_TIME):
+        together = chain.from_iterable(of_signatures[first : first + _ROWS_AT_A_TIME])
+        yield candidates_of_rows(source, [ordered[position] for position in together])

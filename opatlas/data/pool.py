@@ -7,14 +7,12 @@ are pooled.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from statistics import median
 
 from opatlas.data import log
 from opatlas.data.cells import RunCells, candidates_of_records, microseconds
-from opatlas.data.combine_table import Conflict
 from opatlas.data.database import Database
 from opatlas.data.fold import TableFold
 from opatlas.data.log import COMBINE, Log, Pooled
@@ -126,17 +124,6 @@ def pool(database: Database, problems: list[str]) -> list[PooledRow]:
             except OpAtlasError as error:
                 problems.append(str(error))
     return pooled
-
-
-def without_pooled(conflicts: Iterable[Conflict], pooled: Iterable[PooledRow]) -> list[Conflict]:
-    """Returns the conflicts without pairs of pooled durations, of which neither was dropped."""
-    runs = {(row.kernel_type, row.signature): row.run_medians for row in pooled}
-
-    def is_pooled(conflict: Conflict) -> bool:
-        of_row = runs.get((conflict.kernel_type, conflict.signature), {})
-        return conflict.what == col.AVERAGE and conflict.kept_run in of_row and conflict.dropped_run in of_row
-
-    return [conflict for conflict in conflicts if not is_pooled(conflict)]
 
 
 def _durations(database: Database, problems: list[str]) -> Durations:
@@ -295,22 +282,3 @@ def pooled_cells(row: PooledRow) -> dict[str, str]:
         col.POOLED_SPREAD: "" if row.spread is None else f"{100 * row.spread:.2f}",
         col.POOLED_RUN_DURATIONS: "; ".join(f"{run_id} {microseconds(us)}" for run_id, us in row.run_medians.items()),
     }
-
-
-def write_disagreements(database: Database, pooled: Iterable[PooledRow]) -> Path | None:
-    """Writes the rows whose machines disagree to `reports/`, the worst first; returns the path, or None without any.
-
-    Raises:
-        OpAtlasError: the file cannot be written.
-    """
-    rows = (
-        (row.kernel_type, row.input_shapes, *pooled_cells(row).values(), row.representative)
-        for row in disagreeing(pooled)
-    )
-    return database.write_report("pool_disagreements", ("Kernel Type", col.INPUT_SHAPES, *col.POOLED, col.RUN_ID), rows)
-
-
-def disagreeing(pooled: Iterable[PooledRow]) -> list[PooledRow]:
-    """Returns the rows whose machines differ by more than SPREAD_LIMIT, the worst first."""
-    found = [row for row in pooled if row.spread is not None and row.spread > SPREAD_LIMIT]
-    return sorted(found, key=lambda row: -(row.spread or 0))

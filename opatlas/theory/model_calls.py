@@ -295,7 +295,7 @@ class _ModelStep:
         yield from self.products(f"{prefix}down")
 
     def experts(self, experts: RoutedExperts) -> Iterator[ModelCall]:
-        """Yields the calls of mixtures of experts. Tokens are spread evenly over the experts."""
+        """Yields the calls of mixtures of experts. Tokens are spread evenly over the experts that they choose."""
         hidden, tokens, layers, ep = self.model.hidden, self.tokens, experts.layers, self.step.ep
         travels = ep > self.tp
         # Where the width is divided among replicas, each device has the tokens of all of them.
@@ -305,6 +305,10 @@ class _ModelStep:
         width = experts.width if ep > 1 else experts.width // (self.tp * replicas)
         rows = -(-tokens * experts.top_k // self.tp) if ep > 1 else own * experts.top_k
         router = {"m": own, "e": experts.count, "top": experts.top_k}
+        chosen = float(experts.count)
+        if self.step.routing == "random":
+            # Weights of experts without rows are not read.
+            chosen *= 1 - (1 - experts.top_k / experts.count) ** (tokens * self.step.replicas)
         if replicas > 1:
             yield self.collective("tokens_all_gather", ALL_GATHER, replicas, tokens * hidden, layers)
         yield from self.products("router", tokens=own)
@@ -316,7 +320,7 @@ class _ModelStep:
             if self.quantized:
                 yield self.call(f"experts_{part}_quant", "DynamicQuant", "dynamic_quant", layers, m=rows, h=size)
             product = f"grouped_{part}{'_quantized' if self.quantized else ''}"
-            grouped = {"m": rows, "e": experts.count // ep, "w": width}
+            grouped = {"m": rows, "e": max(round(chosen / ep), 1), "w": width}
             yield self.call(f"experts_{part}", "GroupedMatmul", product, layers, **grouped)
             if part == "gate_up":
                 yield self.call("experts_act", "SwiGlu", "swiglu", layers, m=rows, w=width)

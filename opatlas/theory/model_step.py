@@ -57,6 +57,7 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         cache_dtype: of keys and values in the cache; "" for that of the model, BF16 or FLOAT8_E4M3FN.
         captured: the numbers of tokens that CUDA graphs exist for, to the next of which a step is padded: `1+2+4+8`, or
             `vllm`; "" for no padding.
+        routing: how tokens choose experts: at random, so that few tokens leave some without rows, or equally often.
     """
 
     model: str
@@ -71,6 +72,7 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pp: _Count = 1
     cache_dtype: str = ""
     captured: str = ""
+    routing: Literal["random", "equal"] = "random"
 
     @classmethod
     def read(cls, text: str) -> Step:
@@ -135,8 +137,8 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def told(self) -> str:
         """Returns the step in words, without its model and dtype."""
         lengths = self.sequences or f"{self.phase}: batch {self.batch}, context {self.context}"
-        names = ("dp", "pp", "cache_dtype", "captured")
-        others = [f"{name} {value}" for name in names if (value := getattr(self, name)) not in (0, 1, "")]
+        names = ("dp", "pp", "cache_dtype", "captured", "routing")
+        others = [f"{name} {value}" for name in names if (value := getattr(self, name)) not in (0, 1, "", "random")]
         return ", ".join([lengths, f"tp {self.tp}", f"ep {self.ep}", *others])
 
     def new_tokens(self) -> int:

@@ -115,6 +115,7 @@ class Acceptance:
     plan: Plan
     sessions: Sessions
     _runs: dict[str, str] = field(default_factory=dict)
+    _devices: set[str] = field(default_factory=set)
     _output: list[str] = field(default_factory=list)
 
     @property
@@ -151,6 +152,7 @@ class Acceptance:
             assert step.python is not None
             result = self._run_python(["-c", step.python], step, folder)
         code, printed, errors = result
+        self._devices = self._devices_of_runs()
         self._output.append(f"--- step {number}: exit {code}\n{printed}{errors}")
         found: dict[str, Any] = {"exit": code}
         if junit.exists() and not self._is_killed:
@@ -242,7 +244,7 @@ class Acceptance:
         """Text without what differs between runs and machines."""
         for folder, word in ((self.sessions.folder, "<folder>"), (ROOT, "<checkout>")):
             text = text.replace(str(folder), word)
-        for device in self._devices():
+        for device in self._devices:
             text = text.replace(device, "<device>")
         text = text.replace(socket.gethostname(), "<host>")
         text = _RUN.sub(self._run_name, text)
@@ -258,7 +260,7 @@ class Acceptance:
     def _is_killed(self) -> bool:
         return any(step.kill_after is not None for step in self.plan.steps)
 
-    def _devices(self) -> set[str]:
+    def _devices_of_runs(self) -> set[str]:
         """The names that sessions of this machine's CPU gave it."""
         names = set()
         for path in self.sessions.folder.glob("**/runs/*.json"):

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
-from abs_rows import MIDDLE, NEW, OLD, cells, failed, measured
+from abs_rows import NEW, OLD, cells, failed, measured
 from hypothesis import given, settings
 
-from opatlas.data.combine_table import TableChanges, combine_table
+from opatlas.data.combine import CombineResult, combine_table
 from opatlas.data.csv_files import text_table
 from opatlas.data.database import Database
 from opatlas.data.fold import TableFold
@@ -19,7 +19,6 @@ from opatlas.data.manifest import RunOrder
 from opatlas.row.columns import AVERAGE, RUN_ID
 from opatlas.row.columns import PROFILING_AVERAGE as PROFILED
 from opatlas.row.quality import valid_duration
-from opatlas.row.signature import signature
 from opatlas.row.status import Status
 from opatlas.row.table import RowTable
 
@@ -28,7 +27,7 @@ Rows = Sequence[Row]
 
 
 @dataclass
-class Combined(TableChanges):
+class Combined(CombineResult):
     rows: Rows = ()
 
 
@@ -43,7 +42,7 @@ def combined(target: Rows, *sources: Rows) -> Combined:
         for rows in (target, *sources)
     )
     fold, result = TableFold(first, RunOrder()), Combined()
-    combine_table(fold, [(str(n), each) for n, each in enumerate(others, start=1)], MemoryOnly("nowhere"), result)
+    combine_table(fold, others, MemoryOnly("nowhere"), result)
     result.rows = list(fold.rows.table().rows())
     return result
 
@@ -65,65 +64,47 @@ QUOTED = {
     name: f'"{cell}"' if "Shapes" in name else f"DT_{cell}" if "Types" in name else cell
     for name, cell in cells(1).items()
 }
-Told = tuple[str, str, str]
-DURATIONS = (AVERAGE, "10.0", "5.0")
 
 
 @pytest.mark.parametrize(
-    ("target", "source", "expected", "told"),
+    ("target", "source", "expected"),
     [
-        pytest.param(COUNTED, NEWER, {**NEWER, "MicroBench aic_mac_ratio": ""}, [DURATIONS], id="newer"),
-        pytest.param(NEWER, COUNTED, NEWER, [DURATIONS], id="older"),
-        pytest.param(FOREIGN, VALID, VALID, [(AVERAGE, "5.0", "3.0")], id="of no run"),
-        pytest.param(VALID, FOREIGN, VALID, [(AVERAGE, "5.0", "3.0")], id="from no run"),
-        pytest.param(FOREIGN, {**FOREIGN, AVERAGE: "4.0"}, FOREIGN, [(AVERAGE, "3.0", "4.0")], id="both of no run"),
-        pytest.param(FOREIGN, {**FOREIGN, AVERAGE: "3.00"}, FOREIGN, [], id="another spelling of the number"),
-        pytest.param(cells(1), {**QUOTED, AVERAGE: "5.0"}, {**cells(1), AVERAGE: "5.0"}, [], id="spelling of slots"),
-        pytest.param(VALID, FAILED, MARKED, [], id="newer failure"),
-        pytest.param(FAILED, VALID, MARKED, [], id="duration older than a failure"),
-        pytest.param(failed(1, NEW), SAME_RUN, SAME_RUN, [], id="measured at last"),
-        pytest.param(SAME_RUN, failed(1, NEW), SAME_RUN, [], id="failed before"),
-        pytest.param({**cells(1), "Mine": "x"}, CAPTURED, {**CAPTURED, "Mine": "x"}, [], id="captured"),
+        pytest.param(COUNTED, NEWER, {**NEWER, "MicroBench aic_mac_ratio": ""}, id="newer"),
+        pytest.param(NEWER, COUNTED, NEWER, id="older"),
+        pytest.param(FOREIGN, VALID, VALID, id="of no run"),
+        pytest.param(VALID, FOREIGN, VALID, id="from no run"),
+        pytest.param(FOREIGN, {**FOREIGN, AVERAGE: "4.0"}, FOREIGN, id="both of no run"),
+        pytest.param(FOREIGN, {**FOREIGN, AVERAGE: "3.00"}, FOREIGN, id="another spelling of the number"),
+        pytest.param(cells(1), {**QUOTED, AVERAGE: "5.0"}, {**cells(1), AVERAGE: "5.0"}, id="spelling of slots"),
+        pytest.param(VALID, FAILED, MARKED, id="newer failure"),
+        pytest.param(FAILED, VALID, MARKED, id="duration older than a failure"),
+        pytest.param(failed(1, NEW), SAME_RUN, SAME_RUN, id="measured at last"),
+        pytest.param(SAME_RUN, failed(1, NEW), SAME_RUN, id="failed before"),
+        pytest.param({**cells(1), "Mine": "x"}, CAPTURED, {**CAPTURED, "Mine": "x"}, id="captured"),
         pytest.param(
             *(CAPTURED, {**CAPTURED, PROFILED: "5.0", "Profiling Samples": "9"}, CAPTURED),
-            [(PROFILED, "4.0", "5.0")],
             id="captured in both",
         ),
-        pytest.param(CAPTURED, {**CAPTURED, PROFILED: "4.00"}, CAPTURED, [], id="the same captured"),
-        pytest.param(BARE, CAPTURED, CAPTURED, [], id="captured over samples alone"),
-        pytest.param(CAPTURED, BARE, CAPTURED, [(PROFILED, "4.0", "0")], id="samples alone"),
+        pytest.param(CAPTURED, {**CAPTURED, PROFILED: "4.00"}, CAPTURED, id="the same captured"),
+        pytest.param(BARE, CAPTURED, CAPTURED, id="captured over samples alone"),
+        pytest.param(CAPTURED, BARE, CAPTURED, id="samples alone"),
         pytest.param(
             *(CAPTURED, {**CAPTURED, "Profiling Samples": "9"}, CAPTURED),
-            [("Profiling Samples", "3", "9")],
             id="captured counts",
         ),
     ],
 )
-def test_the_groups_of_a_row_move_whole_and_what_is_dropped_is_told(
-    target: Row, source: Row, expected: Row, told: list[Told]
-) -> None:
+def test_the_groups_of_a_row_move_whole(target: Row, source: Row, expected: Row) -> None:
     result = combined([target], [source])
     (row,) = result.rows
     assert {name: cell for name, cell in row.items() if cell} == {name: cell for name, cell in expected.items() if cell}
-    assert [(each.what, each.kept, each.dropped) for each in result.conflicts] == told
 
 
 @pytest.mark.parametrize("cell", ["", "0", "nan", "-1", "inf", "none"])
 def test_what_is_no_duration_neither_wins_nor_is_defended(cell: str) -> None:
     for rows in ((VALID, measured(1, cell, NEW)), ({**failed(1, NEW), AVERAGE: cell}, VALID)):
         result = combined(*([row] for row in rows))
-        assert (result.rows[0][AVERAGE], result.conflicts) == ("5.0", [])
-
-
-def test_a_conflict_names_both_runs_and_the_source_and_is_told_once() -> None:
-    tables = [[measured(1, us, run)] for us, run in ((5.0, OLD), (10.0, NEW), (8.0, MIDDLE), (8.0, MIDDLE))]
-    result = combined(*tables)
-    first, second = sorted(result.conflicts, key=lambda each: each.distance)
-    assert first == replace(second, dropped="8.0", dropped_run=MIDDLE, source="2")
-    assert (second.what, second.source, second.input_shapes) == (AVERAGE, "1", "1,4")
-    assert (second.kept, second.kept_run, second.dropped, second.dropped_run) == ("10.0", NEW, "5.0", OLD)
-    assert (second.ratio, second.signature) == (2.0, signature("Abs", cells(1)))
-    assert (result.taken, result.kept) == (1, 0)
+        assert result.rows[0][AVERAGE] == "5.0"
 
 
 def test_rows_that_are_missing_follow_in_the_order_of_the_source_and_empty_cells_are_filled() -> None:
@@ -135,9 +116,6 @@ def test_rows_that_are_missing_follow_in_the_order_of_the_source_and_empty_cells
         *(("9,4", "theirs", "9", ""), ("7,4", "theirs", "7", "")),
     ]
     assert "Empty" not in result.rows[0]
-    assert [(each.what, each.kept, each.dropped, each.ratio) for each in result.conflicts] == [
-        ("Note", "mine", "theirs", None)
-    ]
     assert (result.added.rows, result.taken, result.filled, result.statuses) == (2, 2, 3, {"measured": 2})
 
 
@@ -200,6 +178,3 @@ def test_no_valid_duration_is_lost_in_any_order(tables, random) -> None:
         assert {shapes: us for shapes, _, us in durations_of(after)} == newest(tables)
         assert all(row["Cache State"] == row[RUN_ID] for row in after if row[AVERAGE]), "groups move whole"
         assert len({row["Input Shapes"] for row in after}) == len(after), "no row twice"
-    told = [(each.input_shapes, each.dropped_run, each.dropped) for each in shuffled.conflicts if each.what == AVERAGE]
-    everything = {each for rows in tables for each in durations_of(rows)}
-    assert sorted(told) == sorted(everything - durations_of(shuffled.rows))

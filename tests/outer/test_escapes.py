@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import warm_python
 from planted_trials import PLANTED
 
 from opatlas.row.columns import ERROR_CLASS, MICROBENCH_MEDIAN, STATUS
@@ -18,6 +20,8 @@ from opatlas.row.columns import ERROR_CLASS, MICROBENCH_MEDIAN, STATUS
 pytestmark = pytest.mark.usefixtures("forks")
 ROOT = Path(__file__).parents[2]
 ESCAPES = PLANTED.parent / "escapes"
+#: Planted bytecode is found where modules are imported.
+ANEW = {**os.environ, warm_python.IMPORTS_ANEW: "1"}
 #: The error class of each candidate that is judged.
 VERDICTS = {
     "abridges_journal": "pass",
@@ -52,7 +56,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
         "no:cacheprovider",
     ]
     command = [sys.executable, "-m", "pytest", "-q", "bench/", *options, "--implementation", f"torch,{folder / 'own'}"]
-    done = subprocess.run(list(map(str, command)), cwd=ROOT, check=False, capture_output=True, text=True)
+    done = subprocess.run(list(map(str, command)), cwd=ROOT, env=ANEW, check=False, capture_output=True, text=True)
     print(done.stdout, done.stderr)
     return folder, done.stdout
 
@@ -84,7 +88,7 @@ def test_a_changed_rival_is_not_measured(session: tuple[Path, str]) -> None:
 
 def test_planted_bytecode_does_not_run(session: tuple[Path, str]) -> None:
     command = [sys.executable, "-c", "import opatlas.outer.judging.results"]
-    subprocess.run(command, cwd=ROOT, check=True)
+    subprocess.run(command, cwd=ROOT, env=ANEW, check=True)
     assert not list(session[0].rglob("*.ran"))
 
 

@@ -21,6 +21,7 @@ from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.process.device_process import DeviceProcess
 from opatlas.run.runner import Runner
 
+pytestmark = pytest.mark.usefixtures("forks")
 CPU = DeviceSpec("cpu")
 SETTINGS = MeasureSettings(repeat_count=40, time_limit_s=60, cache="warm", threads=1)
 KERNELS = [each for each in planted_kernels() if each.device != "cuda"]

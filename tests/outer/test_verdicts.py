@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from opatlas.ask.query.features import kernel_work
 from opatlas.cli.main import main
 from opatlas.outer.diagnosis.diagnosis import diagnose
-from opatlas.outer.diagnosis.peaks import kernel_work, known_peaks
+from opatlas.outer.diagnosis.peaks import known_peaks
 from opatlas.outer.diagnosis.verdicts import LANGUAGES, KernelVerdict, verdict_rules
 from tests.ask.tables import product_rows, write_table
 from tests.outer.planted import OTHER_COUNTERS, PIPES, capture, kernel

@@ -55,6 +55,8 @@ OWN_MODULES = (
     "opatlas.run.runner",
     *(f"opatlas.bench.{path.stem}" for path in sorted(ROOT.glob("bench/test_*.py"))),
 )
+#: Environment variable of programs that are to import modules of this checkout themselves.
+IMPORTS_ANEW = "OPATLAS_TEST_IMPORTS_ANEW"
 #: Linux's number of the call `clone`, and its flag for a child of the caller's parent.
 _CLONE = {"x86_64": 56, "aarch64": 220}.get(platform.machine()) if sys.platform == "linux" else None
 _CLONE_PARENT = 0x8000
@@ -280,7 +282,8 @@ def _run(words: list[str], path: Sequence[str]) -> None:
     sys.path[:] = dict.fromkeys((first, *named, *path))
     sys.argv = program[1:] if kind == "-m" else program if not kind else ["-c", *program[2:]]
     found = importlib.machinery.PathFinder.find_spec("opatlas")
-    if found is not None and found.origin != str(ROOT / "opatlas" / "__init__.py"):
+    is_other = found is not None and found.origin != str(ROOT / "opatlas" / "__init__.py")
+    if is_other or IMPORTS_ANEW in os.environ:
         for name in [name for name in sys.modules if name.partition(".")[0] == "opatlas"]:
             del sys.modules[name]
     for word in program[:2]:

@@ -148,7 +148,7 @@ def products(calls: list[ModelCall]) -> Counter[Product]:
 def test_products_are_those_of_the_traced_model(architecture: str) -> None:
     model, _ = CONFIGS[architecture]
 
-    found = products(model_calls(model, batch=BATCH, context=CONTEXT, phase="prefill"))
+    found = products(model_calls(model, batch=BATCH, context=CONTEXT, phase="prefill", routing="equal"))
 
     assert found == traced(architecture).products
 
@@ -158,7 +158,7 @@ def test_products_are_those_of_the_traced_model(architecture: str) -> None:
 def test_other_kernels_do_the_operators_of_the_traced_model(architecture: str, kind: str) -> None:
     model, _ = CONFIGS[architecture]
 
-    found = others(model_calls(model, batch=BATCH, context=CONTEXT, phase="prefill"))
+    found = others(model_calls(model, batch=BATCH, context=CONTEXT, phase="prefill", routing="equal"))
 
     assert found[kind] == traced(architecture).others[kind]
 
@@ -231,7 +231,7 @@ def test_products_of_all_devices_multiply_as_much_as_those_of_one(tp: int) -> No
     ],
 )
 def test_experts_of_a_device(tp: int, ep: int, weights: str, tokens: int) -> None:
-    call = by_part(DEEPSEEK_V3, tp=tp, ep=ep)["experts_gate_up GroupedMatmul"]
+    call = by_part(DEEPSEEK_V3, tp=tp, ep=ep, routing="equal")["experts_gate_up GroupedMatmul"]
 
     assert call.cells["Input Shapes"].split(";")[:2] == [f"{tokens},7168", weights]
     assert call.calls_per_step == 58

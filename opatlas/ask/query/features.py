@@ -9,13 +9,24 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from opatlas.errors import CellError
-from opatlas.row.columns import DTYPE, MESSAGE_BYTES, NUM_DEVICES, RUNTIME_PREFIX, TOPOLOGY_TIER
+from opatlas.errors import CellError, OpAtlasError
+from opatlas.row.columns import ATTENTION_TYPES, DTYPE, MESSAGE_BYTES, NUM_DEVICES, RUNTIME_PREFIX, TOPOLOGY_TIER
 from opatlas.row.communication import is_communication
-from opatlas.row.roofline import GroupedSizes, attention_sizes, grouped_sizes, product_sizes, tensor_bytes
+from opatlas.row.roofline import (
+    GroupedSizes,
+    Work,
+    attention_sizes,
+    grouped_sizes,
+    product_sizes,
+    row_work,
+    tensor_bytes,
+)
 from opatlas.row.slots import Slot, known_dtype, row_slots
 from opatlas.text import parse_whole
 
+#: The lengths of keys, the layout of attention, and the layouts whose sizes are read from shapes.
+_LENGTHS, _LAYOUT = RUNTIME_PREFIX + "actual_seq_lengths_kv_values", RUNTIME_PREFIX + "input_layout"
+_LAYOUTS = ("TND", "BNSD")
 #: Rows and columns of the tiles of a product for which the fill of the last wave is a feature.
 _TILES = ((64, 128), (128, 128), (128, 256))
 #: Elements that a group of threads takes: kernels write the last, partial one element by element.
@@ -160,3 +171,30 @@ def _message(cells: Mapping[str, str]) -> RowFeatures | None:
     return RowFeatures(
         (float(size), float(size * devices)), (math.log2(size), math.log2(devices)), (), regime, (size, devices)
     )
+
+
+def kernel_work(kernel_type: str, cells: Mapping[str, str]) -> Work | None:
+    """Returns the work of a kernel; None if it is unknown.
+
+    Beside `row_work`: products of experts, with the weights of as many experts as may have tokens, and attention whose
+    lengths of sequences are known, each key, value, query and result moved once.
+    """
+    work = row_work(kernel_type, cells)
+    if work is not None:
+        return work
+    try:
+        inputs, _ = row_slots(kernel_type, cells)
+        features = row_features(kernel_type, cells, 1) if grouped_sizes(kernel_type, inputs) is not None else None
+        if features is not None:
+            moved, operations, _ = features.work
+            return Work(int(moved), int(moved), int(operations), inputs[0].dtype)
+    except OpAtlasError:
+        return None
+    if kernel_type in ATTENTION_TYPES and not (cells.get(_LENGTHS) and cells.get(_LAYOUT, "").startswith(_LAYOUTS)):
+        return None
+    sizes = attention_sizes(kernel_type, inputs, cells)
+    dtype = known_dtype(inputs[0].dtype) if sizes is not None else None
+    if sizes is None or dtype is None:
+        return None
+    read, moved = sizes.read_elements * dtype.bytes, sizes.moved_elements * dtype.bytes
+    return Work(read, moved, sizes.operations, inputs[0].dtype)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from opatlas.ask.query.answering_rows import AnsweringRows
-from opatlas.ask.query.features import row_features
+from opatlas.ask.query.features import kernel_work, row_features
 from opatlas.ask.query.implementation_answers import FASTEST, ImplementationAnswers, answer_collective, best_answer
 from opatlas.ask.query.question import How, NoAnswer, QueryResult
 from opatlas.data.origin import are_one_device, joined
@@ -24,7 +24,7 @@ from opatlas.errors import OpAtlasError
 from opatlas.files import read_safely
 from opatlas.row.columns import DTYPE, MESSAGE_BYTES, NUM_DEVICES
 from opatlas.row.communication import BY_KERNEL_TYPE
-from opatlas.row.roofline import tensor_bytes
+from opatlas.row.roofline import achieved_rates, device_peak, tensor_bytes
 from opatlas.row.slots import row_slots
 from opatlas.theory.model_calls import ModelCall
 from opatlas.theory.model_step import Step, StepMemory
@@ -64,6 +64,7 @@ class PartCost:
         signature: the signature of the row.
         bytes_per_call: the least bytes that a call reads and writes, by its shapes and dtypes; 0 if unknown.
         source: whether the rows were replayed or captured, as in `QueryResult`; "" if the duration is unknown.
+        roofline: the share of what the device's data sheet allows; None if unknown.
         reason: why the duration is missing; "" if it is not.
     """
 
@@ -83,6 +84,7 @@ class PartCost:
     instrument: str = ""
     source: str = ""
     bytes_per_call: float = 0.0
+    roofline: float | None = None
     reason: str = ""
 
     @property
@@ -248,6 +250,7 @@ def _part_cost(layouts: tuple[ModelCall, ModelCall], answers: ImplementationAnsw
         us_per_call=answer.duration_us,
         how=answer.how.value,
         signature=chosen.signature(),
+        roofline=_roofline(chosen, answer),
         **{name: getattr(answer, name) for name in _OF_ANSWER},
     )
 
@@ -273,6 +276,13 @@ def _estimated_bytes(call: ModelCall) -> float:
     sizes = [tensor_bytes([slot]) or 0 for slot in (*inputs, *outputs)]
     # The rows that it takes from the table, or brings there, are read and written.
     return 2.0 * sum(size for size in sizes if size < max(sizes))
+
+
+def _roofline(call: ModelCall, answer: QueryResult) -> float | None:
+    work = None if call.kernel_type in BY_KERNEL_TYPE else kernel_work(call.kernel_type, call.cells)
+    if work is None:
+        return None
+    return achieved_rates(work, device_peak(answer.device), answer.duration_us, cold=answer.cache != "warm").share
 
 
 def _reason(call: ModelCall, answers: ImplementationAnswers, stack: Sequence[str]) -> str:

@@ -1,7 +1,8 @@
-"""`opatlas diagnose`: why kernels are slow, and what to do; and the page of the site on it."""
+"""`opatlas diagnose`: why kernels are slow, and what to do; two diagnoses compared; and the page of the site on it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,20 +13,32 @@ import pandas as pd
 from cyclopts import Group, Parameter
 
 from opatlas.ask.query.database import OpenDatabase
-from opatlas.capture.capture_reader import TYPE
+from opatlas.capture.capture_reader import DURATION, TYPE
 from opatlas.errors import OpAtlasError, UsageError
+from opatlas.formats import microseconds, ratio
+from opatlas.row.columns import BASE, INPUT_SHAPES
 from opatlas.row.communication import is_communication
 from opatlas.row.location import meant_device, named_folder
+from opatlas.show.chrome_trace import write_trace
 from opatlas.show.parameters import Count, reads
-from opatlas.show.result import Result
+from opatlas.show.result import Column, Fields, Part, Result, Table
 from opatlas.show.site.pages import ReportPage
 from opatlas.show.site.rows import columns_of
 
 from .diagnosis import Diagnosis
 from .diagnosis import diagnose as read_diagnosis
-from .kernels import LAUNCHES, KernelLines, row_lines
+from .kernels import LAUNCHES, ROW, KernelLines, row_lines
 from .peaks import read_peaks
-from .shown import chosen, comparison_result, diagnosis_as_json, diagnosis_parts, kernel_parts, ranked_as_json
+from .shown import (
+    SHAPES,
+    SHOWN,
+    chosen,
+    diagnosis_as_json,
+    diagnosis_parts,
+    kernel_parts,
+    launch_slices,
+    ranked_as_json,
+)
 from .verdicts import verdict_rules
 
 _Place = Annotated[Path, reads(named_folder)]
@@ -43,6 +56,7 @@ def diagnose(
     source: Path | None = None,
     wish: tuple[str, ...] = (),
     models: Path | None = None,
+    trace: Path | None = None,
     superkernel: Annotated[bool, Parameter(group=_SUPERKERNEL)] = False,
     module_map: Annotated[Path | None, Parameter(group=_SUPERKERNEL)] = None,
     phase: Annotated[Literal["prefill", "decode", "training"] | None, Parameter(group=_SUPERKERNEL)] = None,
@@ -66,6 +80,7 @@ def diagnose(
         wish: what the answer should do, such as "use double buffer" (may be repeated).
         models: YAML file of models, as of `opatlas bench --models`: they answer the prompt; each answer is measured on
             that row against its baseline, and told what was found, until one is faster or the attempts are over.
+        trace: write the launches of a capture to this file, as a Chrome trace (ui.perfetto.dev); .gz packs it.
         superkernel: find the scopes of a capture that a SuperKernel may fuse; with --against, compare captures or logs
             with SuperKernels to those without.
         module_map: YAML of patterns of kernel names or types, and their module: attention, moe or ffn.
@@ -79,17 +94,26 @@ def diagnose(
     of_scopes = {"--module-map": module_map, "--phase": phase}
     of_model = {"--source": source, "--wish": wish, "--models": models}
     if superkernel:
-        _refuse({"--row": row, "--peaks": peaks, "--output": output, **of_model}, "takes no effect with --superkernel")
+        others = {"--row": row, "--peaks": peaks, "--output": output, "--trace": trace, **of_model}
+        _refuse(others, "takes no effect with --superkernel")
         return _scopes(path, against, module_map, phase)
     _refuse(of_scopes, "needs --superkernel")
     if against is not None:
-        _refuse({"--output": output, **of_model}, "asks about one diagnosis, and --against compares two")
+        _refuse(
+            {"--output": output, "--trace": trace, **of_model}, "asks about one diagnosis, and --against compares two"
+        )
     if output is None:
         _refuse(of_model, "is about a question to a model: give --output DIR, too, or")
     given = read_peaks(peaks) if peaks else None
     found = read_diagnosis(path, given)
     if against is not None:
         return comparison_result(read_diagnosis(against, given), found, row)
+    if trace is not None:
+        if not found.timelines:
+            raise UsageError(
+                f"--trace: {path} has no start times: name a capture that has them; `opatlas model` has steps"
+            )
+        write_trace(trace, launch_slices(found))
     problems = list(found.table.problems)
     if row is None and output is None:
         return Result(list(diagnosis_parts(found)), diagnosis_as_json(found), problems, status=1 if problems else 0)
@@ -122,6 +146,91 @@ def _scopes(path: Path, against: Path | None, module_map: Path | None, phase: st
         return find_scopes(path, module_map, phase)
     _refuse({"--module-map": module_map, "--phase": phase}, "takes no effect with --against")
     return compare_scopes(against, path)
+
+
+#: The least change of a ratio that is worth a look.
+_TELLING = 0.05
+_VERDICT = "verdict"
+#: Counters that compare between calls of other durations.
+_RATIOS = ("_ratio", "_rate", "(%)")
+
+
+def comparison_result(old: Diagnosis, new: Diagnosis, row: int | None) -> Result:
+    """Returns what changed; with `row` all counters of one kernel. Raises UsageError for a kernel that is not there.
+
+    Kernels are the same where type, shapes, dtypes and formats are, or the row's id. Durations and counters are means
+    of the launches, verdicts those of the longest launch; None if none holds. The largest change of time is first.
+    """
+    captured = new.table.is_capture or old.table.is_capture
+    names = [name for name in (TYPE, *BASE[2:]) if all(name in each.table.frame for each in (old, new))]
+    counters = [name for name in new.table.counters if name in old.table.counters]
+    before, after = (_by_kernel(each, names if captured else [ROW], counters) for each in (old, new))
+    both = after.index.intersection(before.index, sort=False)
+    changed_us = (after.loc[both, DURATION] - before.loc[both, DURATION]).abs() * after.loc[both, LAUNCHES]
+    kernels: list[dict[str, Any]] = []
+    ratios: list[tuple[Any, ...]] = []
+    for rank, key in enumerate(changed_us.sort_values(ascending=False, kind="stable").index, 1):
+        first, second = before.loc[key], after.loc[key]
+        values = {name: (float(first[name]), float(second[name])) for name in counters}
+        kernels.append(
+            {
+                "rank": rank,
+                "kernel_type": str(second[TYPE]),
+                "shapes": str(second[INPUT_SHAPES]),
+                "launches": int(second[LAUNCHES]),
+                "old_us": float(first[DURATION]),
+                "new_us": float(second[DURATION]),
+                "old_verdict": first[_VERDICT] or None,
+                "new_verdict": second[_VERDICT] or None,
+                "counters": {name: each for name, each in values.items() if not any(map(math.isnan, each))},
+                "speed_up": float(first[DURATION] / second[DURATION]),
+            }
+        )
+        for name, (was, now) in kernels[-1]["counters"].items():
+            least = _TELLING * (100 if name.endswith("(%)") else 1)
+            if rank <= SHOWN and name.endswith(_RATIOS) and abs(now - was) >= least:
+                ratios.append((rank, name, was, now))
+    content = {"only_old": len(before) - len(both), "only_new": len(after) - len(both), "kernels": kernels}
+    problems = [*old.table.problems, *new.table.problems]
+    parts: list[Part]
+    if row is not None:
+        one = chosen(kernels, row)
+        told = {name: one[name] for name in ("shapes", "old_verdict", "new_verdict")}
+        values = {"Duration(us)": (one["old_us"], one["new_us"]), **one["counters"]}
+        rows = [(name, was, now, now / was if was else None) for name, (was, now) in values.items()]
+        table = Table(("counter", "old", "new", Column("new / old", ratio)), rows)
+        parts = [Fields(told, title=f"{one['rank']} {one['kernel_type']}"), table]
+    else:
+        facts = {
+            "old": str(old.table.place),
+            "new": str(new.table.place),
+            "kernels in both": len(kernels),
+            "with another verdict": sum(each["old_verdict"] != each["new_verdict"] for each in kernels),
+            "only in old": content["only_old"],
+            "only in new": content["only_new"],
+        }
+        times = (Column("old(us)", microseconds), Column("new(us)", microseconds), Column("speed-up", ratio))
+        columns = ("#", "kernel type", SHAPES, *times, "old verdict", "new verdict")
+        cells = ("rank", "kernel_type", "shapes", "old_us", "new_us", "speed_up", "old_verdict", "new_verdict")
+        shown = [tuple(each[name] for name in cells) for each in kernels]
+        parts = [Fields(facts), Table(columns, shown[:SHOWN], "largest changes", left_out=len(shown[SHOWN:]))]
+        if ratios:
+            parts.append(Table(("#", "counter", "old", "new"), ratios, "counters that changed"))
+    return Result(parts, content, problems, status=1 if problems else 0)
+
+
+def _by_kernel(diagnosis: Diagnosis, keys: list[str], counters: list[str]) -> pd.DataFrame:
+    """Returns a line for each kernel, without collectives: means, and the verdict of the longest launch."""
+    wanted = list(dict.fromkeys([*keys, TYPE, INPUT_SHAPES, DURATION, *counters]))
+    own = {_VERDICT: diagnosis.verdicts.first, LAUNCHES: diagnosis.launches}
+    lines = diagnosis.table.frame[wanted].assign(**own)[diagnosis.is_kernel]
+    grouped = lines.sort_values(DURATION, ascending=False, kind="stable").groupby(
+        [lines[name] for name in keys], sort=False, dropna=False
+    )
+    found: pd.DataFrame = grouped[[TYPE, INPUT_SHAPES, _VERDICT]].first()
+    found[[DURATION, *counters]] = grouped[[DURATION, *counters]].mean()
+    found[LAUNCHES] = grouped[LAUNCHES].sum()
+    return found
 
 
 #: The rows of the ranking.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
@@ -11,21 +10,19 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from opatlas.ask.query.features import row_features
+from opatlas.ask.query.features import kernel_work
 from opatlas.capture.capture_reader import DURATION, TYPE
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.row.columns import (
     ACCELERATOR_CORE,
-    ATTENTION_TYPES,
     CACHE_STATE,
     INPUT_SLOTS,
     OUTPUT_SLOTS,
     RUNTIME_IN_SIGNATURE,
-    RUNTIME_PREFIX,
 )
 from opatlas.row.quality import Floats, Mask
-from opatlas.row.roofline import PEAKS, Peak, Work, attention_sizes, device_peak, grouped_sizes, row_work
-from opatlas.row.slots import known_dtype, row_slots
+from opatlas.row.roofline import PEAKS, Peak, device_peak
+from opatlas.row.slots import known_dtype
 from opatlas.text import suggest
 from opatlas.yaml_file import read_yaml
 
@@ -35,9 +32,6 @@ _Rate = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 _Cores = Annotated[int, msgspec.Meta(gt=0)]
 #: Columns that the work of a kernel depends on.
 _WORK_COLUMNS = (*INPUT_SLOTS, *OUTPUT_SLOTS, *RUNTIME_IN_SIGNATURE)
-#: The lengths of keys, the layout of attention, and the layouts whose sizes are read from shapes.
-_LENGTHS, _LAYOUT = RUNTIME_PREFIX + "actual_seq_lengths_kv_values", RUNTIME_PREFIX + "input_layout"
-_LAYOUTS = ("TND", "BNSD")
 #: No Ascend device has more cores: a larger Block Dim is a number of blocks that wait for cores.
 _MOST_CUBE_CORES, _MOST_VECTOR_CORES = 32, 64
 
@@ -134,33 +128,6 @@ def read_peaks(text: str) -> DevicePeaks:
         str(path),
         str(path) if has_cores else "",
     )
-
-
-def kernel_work(kernel_type: str, cells: Mapping[str, str]) -> Work | None:
-    """Returns the work of a kernel; None if it is unknown.
-
-    Beside `row_work`: products of experts, with the weights of as many experts as may have tokens, and attention whose
-    lengths of sequences are known, each key, value, query and result moved once.
-    """
-    work = row_work(kernel_type, cells)
-    if work is not None:
-        return work
-    try:
-        inputs, _ = row_slots(kernel_type, cells)
-        features = row_features(kernel_type, cells, 1) if grouped_sizes(kernel_type, inputs) is not None else None
-        if features is not None:
-            moved, operations, _ = features.work
-            return Work(int(moved), int(moved), int(operations), inputs[0].dtype)
-    except OpAtlasError:
-        return None
-    if kernel_type in ATTENTION_TYPES and not (cells.get(_LENGTHS) and cells.get(_LAYOUT, "").startswith(_LAYOUTS)):
-        return None
-    sizes = attention_sizes(kernel_type, inputs, cells)
-    dtype = known_dtype(inputs[0].dtype) if sizes is not None else None
-    if sizes is None or dtype is None:
-        return None
-    read, moved = sizes.read_elements * dtype.bytes, sizes.moved_elements * dtype.bytes
-    return Work(read, moved, sizes.operations, inputs[0].dtype)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A diagnosis, one of its kernels, and two diagnoses side by side, as tables and as JSON."""
+"""A diagnosis, its timeline, and one of its kernels, as tables and as JSON; launches as a trace."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from dataclasses import asdict
 from typing import Any, TypeVar
 
 import numpy as np
-import pandas as pd
 
-from opatlas.capture.capture_reader import DURATION, NAME, TYPE
+from opatlas.capture.capture_reader import DURATION, NAME, STREAM, TYPE
 from opatlas.capture.timeline import launch_bound_stretches, timeline_parts
 from opatlas.errors import UsageError
-from opatlas.formats import microseconds, percent, ratio
-from opatlas.row.columns import BASE, INPUT_SHAPES, KERNEL_NAMES, MICROBENCH_DEVICE_KERNELS, SPAN
-from opatlas.show.result import Column, Fields, Part, Result, Table
+from opatlas.formats import microseconds, percent
+from opatlas.row.columns import BASE, INPUT_DTYPES, INPUT_SHAPES, KERNEL_NAMES, MICROBENCH_DEVICE_KERNELS, SPAN
+from opatlas.show.chrome_trace import TraceSlice
+from opatlas.show.result import Column, Fields, Part, Table
 
 from .diagnosis import CapturedSteps, Diagnosis, KernelFinding, RankedKernel, origin_text
-from .kernels import LAUNCHES, ROW
 from .verdicts import KernelVerdict, limit, verdict_rules
 
 T = TypeVar("T")
@@ -237,6 +236,39 @@ def timeline_as_json(found: Diagnosis, of: CapturedSteps) -> dict[str, Any]:
     }
 
 
+def launch_slices(found: Diagnosis) -> Iterator[TraceSlice]:
+    """Yields the launches of captures, and their steps; low and high: of 90 % of the launches with equal cells."""
+    frame, cell = found.table.frame, found.table.cell
+    equal = frame.groupby([TYPE, *(name for name in BASE[2:] if name in frame)], sort=False, dropna=False)[DURATION]
+    low, high = (equal.transform("quantile", share).to_numpy() for share in (0.05, 0.95))
+    for each in found.timelines:
+        start_us = (each.timeline.start_ns - each.timeline.start_ns[0]) / 1e3
+        for place, line in enumerate(each.lines.tolist()):
+            share = float(found.shares.share[line])
+            args = {
+                "name": cell(NAME, line),
+                "step": each.labels[each.steps[place]],
+                "phase": each.phases[each.steps[place]],
+                "shapes": cell(INPUT_SHAPES, line),
+                "dtypes": cell(INPUT_DTYPES, line),
+                "how": "captured",
+                "low(us)": float(low[line]),
+                "high(us)": float(high[line]),
+                "line": found.place(line),
+                "share of the roof": None if math.isnan(share) else share,
+                "verdict": found.verdicts.first[line],
+                "waits for": "host"
+                if each.timeline.launch_bound is not None and each.timeline.launch_bound[place]
+                else "",
+            }
+            track = f"stream {cell(STREAM, line)}".rstrip()
+            duration_us = float(each.timeline.duration_us[place])
+            yield TraceSlice(str(cell(TYPE, line)), float(start_us[place]), duration_us, track, each.capture, args)
+        for step in timeline_as_json(found, each)["steps"]:
+            name = f"{step['phase']} {step['step']}".rstrip()
+            yield TraceSlice(name, step["start_us"], step["us"], "steps", each.capture)
+
+
 def kernel_parts(found: Diagnosis, ranked: RankedKernel) -> Iterator[Part]:
     """Yields everything about one kernel of the ranking: cells, verdicts with rule and source, advice with API."""
     line = ranked.line
@@ -339,88 +371,3 @@ def ranked_as_json(found: Diagnosis, ranked: RankedKernel) -> dict[str, Any]:
         ],
         "counters": found.counters(ranked.line),
     }
-
-
-#: The least change of a ratio that is worth a look.
-_TELLING = 0.05
-_VERDICT = "verdict"
-#: Counters that compare between calls of other durations.
-_RATIOS = ("_ratio", "_rate", "(%)")
-
-
-def comparison_result(old: Diagnosis, new: Diagnosis, row: int | None) -> Result:
-    """Returns what changed; with `row` all counters of one kernel. Raises UsageError for a kernel that is not there.
-
-    Kernels are the same where type, shapes, dtypes and formats are, or the row's id. Durations and counters are means
-    of the launches, verdicts those of the longest launch; None if none holds. The largest change of time is first.
-    """
-    captured = new.table.is_capture or old.table.is_capture
-    names = [name for name in (TYPE, *BASE[2:]) if all(name in each.table.frame for each in (old, new))]
-    counters = [name for name in new.table.counters if name in old.table.counters]
-    before, after = (_by_kernel(each, names if captured else [ROW], counters) for each in (old, new))
-    both = after.index.intersection(before.index, sort=False)
-    changed_us = (after.loc[both, DURATION] - before.loc[both, DURATION]).abs() * after.loc[both, LAUNCHES]
-    kernels: list[dict[str, Any]] = []
-    ratios: list[tuple[Any, ...]] = []
-    for rank, key in enumerate(changed_us.sort_values(ascending=False, kind="stable").index, 1):
-        first, second = before.loc[key], after.loc[key]
-        values = {name: (float(first[name]), float(second[name])) for name in counters}
-        kernels.append(
-            {
-                "rank": rank,
-                "kernel_type": str(second[TYPE]),
-                "shapes": str(second[INPUT_SHAPES]),
-                "launches": int(second[LAUNCHES]),
-                "old_us": float(first[DURATION]),
-                "new_us": float(second[DURATION]),
-                "old_verdict": first[_VERDICT] or None,
-                "new_verdict": second[_VERDICT] or None,
-                "counters": {name: each for name, each in values.items() if not any(map(math.isnan, each))},
-                "speed_up": float(first[DURATION] / second[DURATION]),
-            }
-        )
-        for name, (was, now) in kernels[-1]["counters"].items():
-            least = _TELLING * (100 if name.endswith("(%)") else 1)
-            if rank <= SHOWN and name.endswith(_RATIOS) and abs(now - was) >= least:
-                ratios.append((rank, name, was, now))
-    content = {"only_old": len(before) - len(both), "only_new": len(after) - len(both), "kernels": kernels}
-    problems = [*old.table.problems, *new.table.problems]
-    parts: list[Part]
-    if row is not None:
-        one = chosen(kernels, row)
-        told = {name: one[name] for name in ("shapes", "old_verdict", "new_verdict")}
-        values = {"Duration(us)": (one["old_us"], one["new_us"]), **one["counters"]}
-        rows = [(name, was, now, now / was if was else None) for name, (was, now) in values.items()]
-        table = Table(("counter", "old", "new", Column("new / old", ratio)), rows)
-        parts = [Fields(told, title=f"{one['rank']} {one['kernel_type']}"), table]
-    else:
-        facts = {
-            "old": str(old.table.place),
-            "new": str(new.table.place),
-            "kernels in both": len(kernels),
-            "with another verdict": sum(each["old_verdict"] != each["new_verdict"] for each in kernels),
-            "only in old": content["only_old"],
-            "only in new": content["only_new"],
-        }
-        times = (Column("old(us)", microseconds), Column("new(us)", microseconds), Column("speed-up", ratio))
-        columns = ("#", "kernel type", SHAPES, *times, "old verdict", "new verdict")
-        cells = ("rank", "kernel_type", "shapes", "old_us", "new_us", "speed_up", "old_verdict", "new_verdict")
-        shown = [tuple(each[name] for name in cells) for each in kernels]
-        parts = [Fields(facts), Table(columns, shown[:SHOWN], "largest changes", left_out=len(shown[SHOWN:]))]
-        if ratios:
-            parts.append(Table(("#", "counter", "old", "new"), ratios, "counters that changed"))
-    return Result(parts, content, problems, status=1 if problems else 0)
-
-
-def _by_kernel(diagnosis: Diagnosis, keys: list[str], counters: list[str]) -> pd.DataFrame:
-    """Returns a line for each kernel, without collectives: means, and the verdict of the longest launch."""
-    wanted = list(dict.fromkeys([*keys, TYPE, INPUT_SHAPES, DURATION, *counters]))
-    own = {_VERDICT: diagnosis.verdicts.first, LAUNCHES: diagnosis.launches}
-    lines = diagnosis.table.frame[wanted].assign(**own)[diagnosis.is_kernel]
-    grouped = lines.sort_values(DURATION, ascending=False, kind="stable").groupby(
-        [lines[name] for name in keys], sort=False, dropna=False
-    )
-    found: pd.DataFrame = grouped[[TYPE, INPUT_SHAPES, _VERDICT]].first()
-    found[[DURATION, *counters]] = grouped[[DURATION, *counters]].mean()
-    found[LAUNCHES] = grouped[LAUNCHES].sum()
-    return found

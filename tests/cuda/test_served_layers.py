@@ -1,0 +1,65 @@
+"""Layers as an engine serves them, on a GPU: recorded, ingested, replayed, and compared with the calls of a model."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+#: Parts of a step of Qwen3-32B whose kernels here are others than those of the model's stack: the operator that an
+#: engine on a GPU has turns queries with a table, and the last tokens are taken by index_select.
+OTHER_KERNELS = {"ApplyRotaryPosEmb": "_triton_rope", "Index": "GatherV3"}
+
+
+def _run(*arguments: object) -> str:
+    done = subprocess.run([sys.executable, "-m", *map(str, arguments)], cwd=ROOT, text=True, capture_output=True)
+    print(done.stdout, done.stderr)
+    assert done.returncode in (0, 1), done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory, gpu) -> tuple[Path, dict[str, object]]:
+    """A database of the layers' traces, replayed, and what the ingest said."""
+    pytest.importorskip("triton")
+    folder = tmp_path_factory.mktemp("layers")
+    (folder / "traces").mkdir()
+    _run("tests.cuda.served_layers", folder / "traces")
+    database = folder / "database"
+    said = _run("opatlas", "ingest", "--profiling-path", folder / "traces", "--database-path", database, "--json")
+    _run("pytest", "bench/", "-q", "--database-path", database, "--device=cuda", "-p", "no:cacheprovider")
+    return database, json.loads(said)
+
+
+def test_at_least_95_percent_of_device_time_has_a_replay(recorded) -> None:
+    _, said = recorded
+    captures = said["captures"]
+    left = sum(each["duration_us"] for each in captures["without_shapes"].values())
+    assert captures["ingested_us"] >= 0.95 * (captures["ingested_us"] + left)
+
+
+def test_captured_rows_are_those_of_the_model(recorded) -> None:
+    from opatlas.data.database import Database
+    from opatlas.row.signature import signature
+    from opatlas.theory.model_calls import model_calls
+    from opatlas.theory.models import models_by_name
+
+    database = Database(recorded[0])
+    rows = {kernel_type: set(database.read(kernel_type).signatures) for kernel_type in database.kernel_types()}
+    model = models_by_name()["qwen/qwen3-32b"]
+    wanted = [
+        *model_calls(model, batch=64, context=4096, phase="decode"),
+        *model_calls(model, batch=1, context=2048, phase="prefill"),
+    ]
+    missing = {
+        f"{call.part} {call.kernel_type}"
+        for call in wanted
+        if call.kernel_type not in OTHER_KERNELS
+        and signature(call.kernel_type, call.cells) not in rows.get(call.kernel_type, ())
+    }
+    assert missing == set()
+    assert all(other in rows for other in OTHER_KERNELS.values())
