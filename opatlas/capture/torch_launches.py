@@ -56,7 +56,7 @@ class TraceOutcomes:
     def __init__(self, trace: TorchTrace, captures: Sequence[Capture]) -> None:
         self.trace = trace
         self.problems: list[str] = []
-        self._captures = captures
+        self.captures = captures
         self._rows: dict[tuple[int, int, tuple[int, ...]], CapturedRow | LeftOut] = {}
 
     def __iter__(self) -> Iterator[Outcome]:
@@ -68,7 +68,7 @@ class TraceOutcomes:
         eager = np.flatnonzero(~replayed)
         eager = eager[np.argsort(np.array(trace.start_ns)[eager], kind="stable")]
         yield from self._of_calls(trace, eager, trace.call_of[eager], is_replay=False)
-        for events, pair in pair_graphs(trace, self._captures).values():
+        for events, pair in pair_graphs(trace, self.captures).values():
             if pair.problem and pair.problem not in self.problems:
                 self.problems.append(pair.problem)
             if pair.capture is None:

@@ -148,13 +148,23 @@ def _names() -> Table:
     known = models_by_name()
     short: dict[str, list[str]] = {}
     for word, facts in known.items():
-        short.setdefault(facts.name, []).extend([word] if word != facts.name.lower() else [])
+        short.setdefault(facts.name, []).extend([] if "/" in word else [word])
     rows = []
     for facts in dict.fromkeys(known.values()):
-        memory = step_memory(facts, Step(facts.name, 1, 1))
+        memory = step_memory(facts, Step(facts.name, 1, 1, dtype=facts.dtype or "BF16"))
         experts = facts.experts.count if facts.experts is not None else None
-        rows.append((facts.name, ", ".join(short[facts.name]), facts.layers, facts.hidden, experts, memory.weights))
-    return Table(("model", "short names", "layers", "hidden", "experts", Column("weights", size)), rows)
+        rows.append(
+            (
+                facts.name,
+                ", ".join(short[facts.name]),
+                facts.layers,
+                facts.hidden,
+                experts,
+                memory.weights,
+                facts.stored,
+            )
+        )
+    return Table(("model", "short names", "layers", "hidden", "experts", Column("weights", size), "stored as"), rows)
 
 
 def _cost_json(cost: ModelCost) -> dict[str, object]:

@@ -370,7 +370,7 @@ def test_a_model_of_unknown_calls_is_refused(model_type: str, keys: dict[str, An
     [
         ("qwen3-33b", "qwen3-32b"),
         ("deepseek-v33", "deepseek-v3"),
-        ("Qwen/Qwen3-235B-A22B", ""),
+        ("Qwen/Qwen2-7B", ""),
         ("missing.json", ""),
     ],
 )
