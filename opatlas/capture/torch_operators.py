@@ -132,13 +132,19 @@ def _rope(call: OperatorCall) -> CapturedRow:
 def _attention(causal: int, bias: int | None = None) -> RowMaker:
     """Returns the maker of rows of attention: queries, keys and values (B, N, S, D); `causal` and `bias` are arguments.
 
-    All sequences have one length, so the row has their lengths: the sequences one after the other.
+    All sequences have one length, so the row has their lengths: the sequences one after the other. With a mask of its
+    own a call is a row of the kernel type that has masks, of training.
     """
 
     def make(call: OperatorCall) -> CapturedRow:
         q, k, v = tensors = [call.tensor(at) for at in range(3)]
-        call.expect(bias is None or not call.has(bias), "attention with a mask of its own")
-        batch, _, queries, _ = q.shape
+        batch, heads, queries, _ = q.shape
+        if bias is not None and call.has(bias):
+            mask, sums = call.tensor(bias), Tensor((batch, heads, queries, 8), "FLOAT")
+            call.expect(queries == k.shape[2] and mask.shape[-1] == queries, "a mask for other keys than queries")
+            call.tell("a mask that is added to the scores", mask.dtype != "BOOL")
+            slots = [*tensors, None, None, None, mask.like(*mask.shape, dtype="BOOL")]
+            return call.row("FlashAttentionScore", slots, [sums, sums, None, q.like(*q.shape[:3], v.shape[3])])
         keys, masked = k.shape[2], call.value(causal) is True and queries > 1
         call.expect(not masked or queries == keys, "a causal mask for more keys than queries")
         packed = [each.like(each.shape[0] * each.shape[2], each.shape[1], each.shape[3]) for each in tensors]

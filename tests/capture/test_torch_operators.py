@@ -68,7 +68,7 @@ def made(name: str, *arguments: tuple[Any, ...], kernels: tuple[str, ...] = ()) 
 def text(row: CapturedRow) -> str:
     """A row as `type shapes | dtypes -> shapes | dtypes`, without the prefix of dtypes."""
     shapes, dtypes, results, result_dtypes = (
-        row.cells[name].replace("DT_", "")
+        row.cells[name].replace("DT_UNDEFINED", "").replace("DT_", "")
         for name in (col.INPUT_SHAPES, col.INPUT_DTYPES, col.OUTPUT_SHAPES, col.OUTPUT_DTYPES)
     )
     return f"{row.kernel_type} {shapes} | {dtypes} -> {results} | {result_dtypes}"
@@ -185,7 +185,14 @@ ROWS = {
             NONE,
             NONE,
         ),
-        f"GroupedMatmul 64,32;4,48,32;;;;;;4; | BF16;BF16;{'UNDEFINED;' * 5}INT64;UNDEFINED -> 64,48 | BF16",
+        "GroupedMatmul 64,32;4,48,32;;;;;;4; | BF16;BF16;;;;;;INT64; -> 64,48 | BF16",
+    ),
+    "a mask": (
+        (
+            *("aten::_scaled_dot_product_cudnn_attention", *[tensor(1, 4, 8, 6)] * 3, tensor(8, 8)),
+            *(scalar(False), scalar(0.0), scalar(False), scalar(False), NONE),
+        ),
+        f"FlashAttentionScore {'1,4,8,6;' * 3};;;8,8 | {'BF16;' * 3};;;BOOL -> {'1,4,8,8;' * 2};1,4,8,6 | FLOAT;FLOAT;;BF16",
     ),
     "a compiled kernel": (
         ("triton_poi_fused_add_0", tensor(8, 4), tensor(8, 4), scalar(32)),
@@ -219,8 +226,8 @@ def expect_replay(row: CapturedRow) -> None:
 
 
 LEFT_OUT = {
-    "a mask of its own": (
-        *("aten::_scaled_dot_product_efficient_attention", *[tensor(1, 4, 8, 64)] * 3, tensor(1, 4, 8, 8)),
+    "a mask of other keys": (
+        *("aten::_scaled_dot_product_efficient_attention", *[tensor(1, 4, 8, 64)] * 3, tensor(1, 4, 8, 16)),
         *(scalar(False), scalar(0.0), scalar(False), NONE),
     ),
     "no dtype": ("aten::cat", listed((4, 8), (4, 8)), scalar(0)),
