@@ -78,6 +78,7 @@ CAT = (
     "void at::native::(anonymous namespace)::CatArrayBatchedCopy<at::native::(anonymous namespace)::OpaqueType<{}u>, 4>"
 )
 SLICED = tensor(1, 512, 2816, strides=(2883584, 5632, 1))
+MASK, MASKED = tensor(8, 8), "FlashAttentionScore 1,4,8,6;1,4,8,6;1,4,8,6"
 #: Operators as in traces of an H200, and their rows.
 ROWS = {
     "a batch of one has no axis": (
@@ -189,10 +190,10 @@ ROWS = {
     ),
     "a mask": (
         (
-            *("aten::_scaled_dot_product_cudnn_attention", *[tensor(1, 4, 8, 6)] * 3, tensor(8, 8)),
+            *("aten::_scaled_dot_product_cudnn_attention", *[tensor(1, 4, 8, 6)] * 3, MASK),
             *(scalar(False), scalar(0.0), scalar(False), scalar(False), NONE),
         ),
-        f"FlashAttentionScore {'1,4,8,6;' * 3};;;8,8 | {'BF16;' * 3};;;BOOL -> {'1,4,8,8;' * 2};1,4,8,6 | FLOAT;FLOAT;;BF16",
+        f"{MASKED};;;;8,8 | BF16;BF16;BF16;;;;BOOL -> 1,4,8,8;1,4,8,8;;1,4,8,6 | FLOAT;FLOAT;;BF16",
     ),
     "a compiled kernel": (
         ("triton_poi_fused_add_0", tensor(8, 4), tensor(8, 4), scalar(32)),
