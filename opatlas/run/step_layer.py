@@ -224,21 +224,23 @@ def with_out(operator: Any) -> Any:
     return None
 
 
-@dataclass
+@dataclass(eq=False)
 class StepCall:
-    """A call of a built layer; `launch` makes it, after the calls before it."""
+    """A call of a built layer; `launch` makes it, after the calls before it.
+
+    The part "" has no counterpart in a step: it copies a result to where a call that changes it reads it.
+    """
 
     part: str
     call: KernelCall
-    placed: _Placed
+    launch: Callable[[], object]
     reference: Sequence[torch.Tensor] = ()
-
-    def launch(self) -> None:
-        self.placed.again(self.call.launch)
+    is_compared: bool = True
 
     def sample(self) -> list[torch.Tensor]:
-        """Returns some elements of each result of real numbers, as they are now."""
-        real = [each for each in self.call.results() if each is not None and each.is_floating_point()]
+        """Returns some elements of each result of real numbers, as they are now; of a result with a copy none."""
+        results = self.call.results() if self.is_compared else ()
+        real = [each for each in results if each is not None and each.is_floating_point()]
         return [each.flatten()[:: max(1, each.numel() // _COMPARED)].float() for each in real]
 
 
@@ -270,6 +272,8 @@ class BuiltLayers:
         self._values = _Values()
         #: Tensors that a pass begins with, and their values.
         self._given: list[tuple[torch.Tensor, torch.Tensor]] = []
+        #: Calls whose results lie elsewhere at each launch, and which result it is, by the address that others read.
+        self._loose: dict[int, tuple[StepCall, int]] = {}
 
     def add(self, layer: Sequence[ModelCall]) -> None:
         """Adds a layer. Raises Unsupported if a call has no replay, and WrongResult."""
@@ -314,13 +318,28 @@ class BuiltLayers:
         placed.launch(own.repeat)
         places = [each.data_ptr() for each in own.returned()]
         placed.launch(own.repeat)
-        if places != [each.data_ptr() for each in own.returned()]:
-            self.notes[f"what reads {call.part} reads it from elsewhere"] = None
         own.forget()
-        self.calls.append(StepCall(call.part, own, placed))
+        self._renew([recorded.arguments[at] for at in recorded.changed["mutates"] if isinstance(at, int)])
+        self._renew(own.prepared.changes if own.prepared is not None else ())
+        built = StepCall(call.part, own, lambda: placed.again(own.launch))
+        self.calls.append(built)
+        for number, (place, latest) in enumerate(zip(places, own.returned(), strict=True)):
+            if latest.data_ptr() != place:
+                self.notes[f"what reads {call.part} reads it from elsewhere"] = None
+                self._loose[latest.untyped_storage().data_ptr()] = built, number
         for name, result in zip(writes, own.results(), strict=False):
             if name and result is not None:
                 self._values[name] = result
+
+    def _renew(self, changed: Sequence[Any]) -> None:
+        """Lets tensors that a call changes, and whose maker writes elsewhere at each launch, be copied behind it."""
+        for tensor in flat_tensors(changed):
+            maker, number = self._loose.pop(tensor.untyped_storage().data_ptr(), (None, 0))
+            if maker is not None:
+                result = maker.call.returned()[number]
+                copy = partial(_copy, maker.call, number, result)
+                self.calls.insert(self.calls.index(maker) + 1, StepCall("", maker.call, copy, is_compared=False))
+                maker.is_compared = False
 
     def _link(self, call: ModelCall, recorded: _Recorded) -> Sequence[str]:
         """Lets a call read what others of the layer wrote; returns the names of its results."""
@@ -362,12 +381,9 @@ class BuiltLayers:
             kernel, recorded.arguments, recorded.keywords, **recorded.changed, may_lack_results=source is not None
         )
         try:
+            own.start()
             with placed:
-                own.start()
-            if own.prepared is not None:
-                placed = _Placed(is_torch=source is None)
-                with placed:
-                    own.first_prepared()
+                (own.repeat if own.prepared is None else own.first_prepared)()
         except Unsupported as error:
             if source is None:
                 raise
@@ -376,6 +392,10 @@ class BuiltLayers:
         self.ran[name] = None
         placed.keep(own.returned())
         return own, placed
+
+
+def _copy(maker: KernelCall, number: int, place: torch.Tensor) -> None:
+    place.copy_(maker.returned()[number])
 
 
 def read_stack(text: str, kind: str) -> Mapping[str, KernelSource]:
