@@ -256,19 +256,24 @@ class BuiltLayers:
     """
 
     def __init__(
-        self, device: Device, stack: Mapping[str, KernelSource], measure_alone: Callable[[KernelCall], float]
+        self,
+        device: Device,
+        stack: Mapping[str, KernelSource],
+        measure_alone: Callable[[KernelCall], float],
+        is_routed: bool,
     ) -> None:
         """
         Args:
             stack: the functions of kernel types that the default does not run.
             measure_alone: measures a call outside of the step.
+            is_routed: whether experts have the rows that the gating gives them; else all have equally many.
         """
         self.calls: list[StepCall] = []
         self.alone_us: dict[str, float] = {}
         self.checked: list[Checked] = []
         self.ran: dict[str, None] = {}
         self.notes: dict[str, None] = {}
-        self._device, self._stack, self._measure_alone = device, stack, measure_alone
+        self._device, self._stack, self._measure_alone, self._is_routed = device, stack, measure_alone, is_routed
         self._values = _Values()
         #: Tensors that a pass begins with, and their values.
         self._given: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -376,7 +381,7 @@ class BuiltLayers:
         if call.part == "gating" and "bias" in keywords:
             # Tokens choose by their logits alone.
             keywords["bias"].zero_()
-        if "group_list" in keywords and "experts" in values:
+        if "group_list" in keywords and "experts" in values and self._is_routed:
             ends = torch.bincount(values["experts"].flatten(), minlength=len(keywords["group_list"])).cumsum(0)
             keywords["group_list"] = ends.to(keywords["group_list"].dtype)
         return writes

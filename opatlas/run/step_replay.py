@@ -86,8 +86,9 @@ class StepReplay:
         self._cells, self._device, self._instrument, self._settings = job.cells, device, instrument, settings
         self._module: Any = torch.get_device_module(device.torch_device)
         self._has_graph = job.cells.get(STEP_LAUNCH) == "graph"
+        self._step = Step.read(job.cells[STEP])
         stack = read_stack(job.cells.get(STEP_STACK, ""), device.torch_device.type)
-        self._layers = BuiltLayers(device, stack, self._measured_alone)
+        self._layers = BuiltLayers(device, stack, self._measured_alone, self._step.routing == "random")
 
     def expect_memory(self) -> None:
         """Does nothing: a step that does not fit is out of memory when it is built."""
@@ -103,9 +104,8 @@ class StepReplay:
             Unsupported: a call has no replay, or the device no graph.
             WrongResult: a result is wrong, in the first pass or after the measurement.
         """
-        step = Step.read(self._cells[STEP])
-        # The weights of all experts are there, and the gating chooses.
-        calls = step_calls(resolve_model(step.model), msgspec.structs.replace(step, routing="equal"))
+        # The weights of all experts are there.
+        calls = step_calls(resolve_model(self._step.model), msgspec.structs.replace(self._step, routing="equal"))
         for layer in calls_of_layers(calls, self._cells[STEP_LAYERS]):
             self._layers.add(layer)
         for each in self._layers.calls:
