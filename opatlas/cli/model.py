@@ -16,6 +16,7 @@ from opatlas.ask.query.database import OpenDatabase
 from opatlas.ask.query.database import open as open_database
 from opatlas.ask.query.model_cost import ModelCost, PartCost, PartField
 from opatlas.ask.query.next_rows import NextRows
+from opatlas.ask.query.step_time import step_time
 from opatlas.ask.query.sweep import SweptStep, step_costs, write_plot
 from opatlas.data.database import Database
 from opatlas.data.fold import add_rows
@@ -169,12 +170,14 @@ def _names() -> Table:
 
 def _cost_json(cost: ModelCost) -> dict[str, object]:
     memory = {**asdict(cost.memory), "needed": cost.memory.needed, "tokens_left": cost.memory.tokens_left}
+    time = step_time(cost)
     return {
         **msgspec.structs.asdict(cost.step),
         **{
             name: getattr(cost, name) for name in ("model", "database", "stack", "dtype", "layers", "differs", *_OF_SUM)
         },
         "interval_of": "kernels",
+        "step_in_graph": {**asdict(time), "us": time.us} if time is not None else None,
         "memory": memory,
         "us_by_how": cost.us_by_how(),
         "us_by_device": cost.us_by("device"),
@@ -192,6 +195,7 @@ def _cost_parts(cost: ModelCost) -> Iterator[Part]:
     yield Fields(
         {
             name: (round(cost.us), of_kernels) if cost.us else None,
+            **_step_fields(cost),
             "missing calls": (percent(cost.missing_calls_share), of_bytes) if cost.missing else None,
             "tokens/s": None if cost.tokens_per_s is None else round(cost.tokens_per_s),
             "a layer(us)": (round(cost.us_in_layers / cost.layers), f"mean of {cost.layers}"),
@@ -232,6 +236,17 @@ def _cost_parts(cost: ModelCost) -> Iterator[Part]:
         ],
         title="parts",
     )
+
+
+def _step_fields(cost: ModelCost) -> dict[str, object]:
+    """Returns the time of the step in a graph, and its parts; nothing on a device without measured steps."""
+    time = step_time(cost)
+    if time is None:
+        return {}
+    low, high = map(microseconds, time.interval_us)
+    parts = {"gaps": time.gaps_us, "place": time.place_us, "messages": time.messages_us, "power cap": time.power_cap_us}
+    told = " + ".join(["sum", *(f"{name} {microseconds(us)}" for name, us in parts.items() if us)])
+    return {"step in a graph(us)": (round(time.us), f"90 %: {low} to {high}"), "of that": told}
 
 
 def _swept_json(step: Step, cost: ModelCost | None, problem: str) -> dict[str, object]:
