@@ -88,7 +88,7 @@ def model_slices(cost: ModelCost) -> Iterator[TraceSlice]:
         (layer, part) for layer in range(cost.layers) for part, own in zip(inside, ranges, strict=True) if layer in own
     ]
     sequence += [(-1, part) for part in (*others, *parts[last:])]
-    at_us, opened_us, process = 0.0, 0.0, f"{cost.model}, {cost.step.told()}"
+    at_us, opened_us, process = 0.0, 0.0, str(cost.step)
     for number, (layer, part) in enumerate(sequence):
         before, after = (sequence[i][0] if 0 <= i < len(sequence) else -1 for i in (number - 1, number + 1))
         opened_us = at_us if layer != before else opened_us
