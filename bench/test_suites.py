@@ -1,7 +1,7 @@
 """Replays the rows of suites: `pytest bench/ --suite opinfo` (docs/candidates.md).
 
 A case is a call of an operator of torch: a sample of torch's OpInfo, or a line of a trace. `row` is a SuiteRow, and
-`replay` a SuiteReplay or a SuiteCandidate, which makes the call in the device process.
+`replay` a SuiteCandidate, which makes the call in the device process.
 """
 
 from __future__ import annotations

@@ -28,7 +28,16 @@ from opatlas.show.row_summary import RowSummary
 NOT_RUN, XFAILED, WITHOUT_REPLAY, GIVEN_UP = "not run", "xfailed", "without a replay", "given up"
 
 #: Columns that a replay may need.
-_CALL = (*col.BASE, col.EP_SIZE, *col.RUNTIME, col.LEGACY_AVG_SEQ_LEN, *col.MESSAGE, *col.SUITE, *col.TASK)
+_CALL = (
+    *col.BASE,
+    col.EP_SIZE,
+    *col.RUNTIME,
+    col.LEGACY_AVG_SEQ_LEN,
+    *col.MESSAGE,
+    *col.SUITE,
+    *col.TASK,
+    *col.STEP_COLUMNS,
+)
 
 
 class Fate(Enum):

@@ -20,6 +20,7 @@ PATH_OPTIONS = (
     "--implementation",
     "--models",
     "--prof-path",
+    "--step",
     "--suite",
     "--target-models",
     "--tasks",

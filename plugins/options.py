@@ -22,6 +22,7 @@ from opatlas.run.msprof_sessions import METRICS
 from opatlas.text import parse_whole
 
 from .choice import Shard, parse_where
+from .steps import read_choice
 
 #: The original tool's environment variable for --repeat-count.
 REPEAT_COUNT_VARIABLE = "MSMODELING_OP_REPLAY_REPEAT_COUNT"
@@ -130,6 +131,16 @@ ROWS = (
         help="measure operators of torch in place of the rows of a database: opinfo for the samples of torch's own "
         "tests, traces for calls of models, or a file or folder with traces of your own; --implementation names "
         "folders with kernels for them (default: rows of the database)",
+    ),
+    declare(
+        "--step",
+        Scope.KERNELS,
+        type=read_choice,
+        action="append",
+        metavar="MODEL,batch=N,context=N",
+        help="measure some layers of a step of a model in place of the rows of a database, also with tp=, ep=, phase=, "
+        "dtype=, layers= and launch=eager; --implementation is its stack; may be repeated (default: rows of the "
+        "database)",
     ),
     declare(
         "--ops",

@@ -38,6 +38,7 @@ from .options import (
     refuse,
     refuse_useless_versions,
 )
+from .steps import steps
 from .target import SessionTarget, cluster_notes, devices_of, named_versions, targets_of
 
 if TYPE_CHECKING:
@@ -65,9 +66,9 @@ def scope_of(config: pytest.Config) -> Scope:
         raise pytest.UsageError(
             f"{collective_options.MODULE} has a database of its own: name it alone, and run the others after it"
         )
-    if config.option.tasks and config.option.suite:
-        raise pytest.UsageError("--tasks and --suite both say what is measured: leave one out")
-    is_listed = config.option.tasks or config.option.suite
+    is_listed = [f"--{name}" for name in (*_LISTING, "step") if getattr(config.option, name)]
+    if len(is_listed) > 1:
+        raise pytest.UsageError(f"{' and '.join(is_listed)} both say what is measured: leave one out")
     return Scope.KERNELS if is_listed or config.option.prof_path is None else Scope.PROFILES
 
 
@@ -76,6 +77,8 @@ def source_of(config: pytest.Config, devices: Sequence[DeviceSpec]) -> RowSource
     option, scope = config.option, scope_of(config)
     if scope is Scope.COLLECTIVES:
         return collectives(config, devices)
+    if option.step:
+        return steps(option, devices)
     for name in _LISTING:
         if getattr(option, name):
             found: RowSource = _registered(name)(option, devices)
@@ -244,7 +247,7 @@ def settings_of(config: pytest.Config) -> Settings:
         prof_path=absolute_path(option.prof_path) if option.prof_path is not None else None,
         measure=MeasureSettings(
             repeat_count=option.repeat_count or _repeat_count_of_environment(),
-            cache=option.cache or ("warm" if scope is Scope.COLLECTIVES else "cold"),
+            cache=option.cache or ("warm" if scope is Scope.COLLECTIVES or option.step else "cold"),
             time_limit_s=option.time_limit,
             instrument=option.instrument.name,
             aic_metrics=option.instrument.metrics,

@@ -196,7 +196,7 @@ def targets_of(
         pytest.UsageError: options contradict each other, or no named implementation is installed.
     """
     option = config.option
-    found = _implementations(option.implementation, devices[0].kind, source, models)
+    found = _implementations(source.options.implementation, devices[0].kind, source, models)
     usable = [replace(each, counts_missing=source.counts_missing) for each in found if not each.missing]
     lines = [f"{each.name}: {each.missing}" for each in found if each.missing]
     lines += dict.fromkeys(note for each in usable for note in each.notes)

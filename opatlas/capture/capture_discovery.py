@@ -19,6 +19,7 @@ from pathlib import Path
 
 from opatlas.capture.capture_reader import read_capture
 from opatlas.capture.launches import CaptureReader
+from opatlas.capture.nsys import nsys_launches, read_nsys
 from opatlas.capture.single_launches import Launches, read_launches
 from opatlas.capture.torch_launches import read_torch_trace, torch_launches
 from opatlas.data.header import expect_columns, read_header
@@ -310,5 +311,6 @@ DATABASE = CaptureKind(
 TRACE = CaptureKind(
     "trace", re.compile(r"(?!merged-).*\.trace\.json(\.gz)?", re.IGNORECASE), read_torch_trace, launches=torch_launches
 )
+NSYS = CaptureKind("nsys", re.compile(r".*\.sqlite", re.IGNORECASE), read_nsys, launches=nsys_launches)
 #: The kinds of captures; of a folder the first one counts, and databases of profiles without a CSV.
-KINDS = (DETAILS, SUMMARY, DATABASE, TRACE)
+KINDS = (DETAILS, SUMMARY, DATABASE, TRACE, NSYS)

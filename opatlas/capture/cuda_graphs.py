@@ -28,8 +28,12 @@ _ONLY_PRODUCT = re.compile(r"gemm|gemv|nvjet|splitk|cijk", re.IGNORECASE)
 _MULTIPLIES = re.compile(r"aten::_?(?:add|badd|b|scaled_|int_)?mm(?:_|\Z)")
 _MAY_MULTIPLY = re.compile(r"(?!aten::)|.*(?:mm|mv|matmul|linear|conv|attention|dot|einsum|rnn|lstm|gru)")
 
-#: The streams of a replay, and kind and name of each node.
-_Replay = tuple[int, tuple[tuple[int, int], ...]]
+#: Tokens in the names of steps and captures of vLLM and SGLang.
+_TOKENS = re.compile(
+    r"(?:capture|execute)_(\d+)_|step\[DECODE bs=(\d+)|execute_context_\d+\((\d+)\)_generation_\d+\((\d+)\)"
+)
+#: The streams of a replay, the size of the captures that may fit, and kind and name of each node.
+_Replay = tuple[int, int | None, tuple[tuple[int, int], ...]]
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,11 @@ class Capture:
         """The innermost operator around a launch; `Operator("no operator")` outside of all."""
         number = int(self.trace.owners[1][call])
         return self.trace.operators[self.trace.op_kind[number]] if number >= 0 else _NONE
+
+    @property
+    def tokens(self) -> int:
+        """The tokens of a step that the graph is for; 0 if the trace does not say."""
+        return _tokens(self.trace, self.calls[0])
 
 
 @dataclass(frozen=True)
@@ -102,24 +111,34 @@ def pair_graphs(trace: TorchTrace, captures: Iterable[Capture]) -> Mapping[int, 
     for event, call in enumerate(trace.call_of.tolist()):
         if call >= 0 and trace.call_kind[call] == CallKind.GRAPH:
             by_call[call].append(event)
+    sizes = sorted({capture.tokens for capture in captures} - {0})
     replays: dict[_Replay, list[int]] = defaultdict(list)
     for call, events in by_call.items():
         has_ids = all(trace.node[event] for event in events)
         events.sort(key=lambda event: (trace.node[event], trace.start_ns[event]) if has_ids else trace.start_ns[event])
         streams = 1 if has_ids else len({trace.stream[event] for event in events})
-        replays[streams, tuple((trace.kind[event], trace.name[event]) for event in events)].append(call)
+        # A step is padded to the next size that was captured.
+        tokens = _tokens(trace, call)
+        size = next((each for each in sizes if each >= tokens), 0) if tokens and sizes else None
+        replays[streams, size, tuple((trace.kind[event], trace.name[event]) for event in events)].append(call)
     fitting: dict[tuple[int, int], list[_Replay]] = defaultdict(list)
     pairs = {}
     for replay, calls in replays.items():
-        pairs[replay] = paired = _pair(trace, by_call[calls[0]], captures, replay[0])
+        of_size = [capture for capture in captures if replay[1] in (None, capture.tokens)]
+        pairs[replay] = paired = _pair(trace, by_call[calls[0]], of_size, replay[0])
         if paired.capture is not None:
             fitting[id(paired.capture.trace), paired.capture.calls[0]].append(replay)
     for alike in fitting.values():
         for replay in alike if len(alike) > 1 else ():
-            nodes = zip(*(sequence for _, sequence in alike), strict=True)
+            nodes = zip(*(sequence for _, _, sequence in alike), strict=True)
             first = next(at for at, of_node in enumerate(nodes) if len(set(of_node)) > 1)
-            pairs[replay] = PairedGraph(None, (), f"its replays differ at node {first} of {len(replay[1]):,}")
+            pairs[replay] = PairedGraph(None, (), f"its replays differ at node {first} of {len(replay[2]):,}")
     return {call: (by_call[call], pairs[replay]) for replay, calls in replays.items() for call in calls}
+
+
+def _tokens(trace: TorchTrace, call: int) -> int:
+    found = _TOKENS.match(trace.step_of(trace.call_ns[call]))
+    return sum(int(number or 0) for number in found.groups()) if found else 0
 
 
 def _pair(trace: TorchTrace, events: Sequence[int], captures: Sequence[Capture], streams: int) -> PairedGraph:

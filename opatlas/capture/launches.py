@@ -65,6 +65,7 @@ class SkipReason(Enum):
     BEFORE_WINDOW = "launched before the recording"
     OUTSIDE_OPERATORS = "launched outside of all operators"
     MEMORY_COPY = "copies between host and device"
+    NO_DTYPES = "no dtypes, which an export of nsys does not have"
     GRAPH = "kernels of a CUDA graph without a capture that fits"
 
 

@@ -77,10 +77,12 @@ class Launches:
     Attributes:
         launches: ordered by start.
         problems: lines that cannot be read, each with its place.
+        device_name: the name of the device, as of its folder; "" if the file does not tell it.
     """
 
     launches: tuple[Launch, ...]
     problems: tuple[str, ...]
+    device_name: str = ""
 
 
 def read_launches(path: Path) -> Launches:

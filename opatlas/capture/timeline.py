@@ -136,9 +136,8 @@ class LaunchTimeline(Timeline):
     def __init__(self, path: Path, launches: Sequence[Launch], problems: Sequence[str] = ()) -> None:
         self.path, self.launches, self.problems = path, tuple(launches), tuple(problems)
         self.kernels = [(launch.kernel_type, launch.cells.get(INPUT_SHAPES, "")) for launch in launches]
-        start = np.array([launch.start_ns for launch in launches], dtype=np.int64)
-        rest = [(launch.duration_us, launch.wait_us, launch.queued_us) for launch in launches]
-        super().__init__(start, *np.array(rest, dtype=np.float64).T)
+        start, *numbers = _times(launches)
+        super().__init__(start, *numbers)
         self.streams = Counter(launch.stream for launch in launches)
         sums: defaultdict[str, float] = defaultdict(float)
         for launch in launches:
@@ -151,6 +150,18 @@ class LaunchTimeline(Timeline):
         overlaps[:-1] |= into_next
         on_other = np.array([launch.stream != self.main_stream for launch in launches], dtype=bool)
         self.beside_main = np.where([not launch.stream for launch in launches], overlaps, on_other)
+
+
+def timeline_of(launches: Sequence[Launch]) -> Timeline:
+    """Returns the timeline of launches that are ordered by start."""
+    return Timeline(*_times(launches))
+
+
+def _times(launches: Sequence[Launch]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    start = np.array([launch.start_ns for launch in launches], dtype=np.int64)
+    rest = [(launch.duration_us, launch.wait_us, launch.queued_us) for launch in launches]
+    duration, wait, queued = np.array(rest, dtype=np.float64).reshape(-1, 3).T
+    return start, duration, wait, queued
 
 
 def read_timeline(path: Path) -> LaunchTimeline:

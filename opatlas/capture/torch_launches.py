@@ -18,14 +18,17 @@ from opatlas.capture.single_launches import Launch, Launches
 from opatlas.capture.torch_operators import CapturedRow, LeftOut, row_of
 from opatlas.capture.torch_trace import COLLECTIVE, CallKind, TorchTrace, read_trace
 from opatlas.errors import TableError
-from opatlas.row.columns import BASE, PROFILING_KERNEL_NAMES, PROFILING_SOURCE
+from opatlas.row.columns import ACCELERATOR_CORE, BASE, PROFILING_KERNEL_NAMES, PROFILING_SOURCE
+from opatlas.row.location import slug
 from opatlas.text import kernel_name
 
 _SHAPES_REMEDY = (
     "Record it again with record_shapes=True (vLLM: torch_profiler_record_shapes in --profiler-config); for CUDA "
     "graphs name the trace of the capture with --shapes-from"
 )
-_OF_NCCL = re.compile(r"nccl", re.IGNORECASE)
+#: The Accelerator Core of collectives.
+COMMUNICATION = "COMMUNICATION"
+OF_NCCL = re.compile(r"nccl", re.IGNORECASE)
 _MOST_NAMES = 5
 
 
@@ -56,7 +59,7 @@ class TraceOutcomes:
     def __init__(self, trace: TorchTrace, captures: Sequence[Capture]) -> None:
         self.trace = trace
         self.problems: list[str] = []
-        self._captures = captures
+        self.captures = captures
         self._rows: dict[tuple[int, int, tuple[int, ...]], CapturedRow | LeftOut] = {}
 
     def __iter__(self) -> Iterator[Outcome]:
@@ -68,7 +71,7 @@ class TraceOutcomes:
         eager = np.flatnonzero(~replayed)
         eager = eager[np.argsort(np.array(trace.start_ns)[eager], kind="stable")]
         yield from self._of_calls(trace, eager, trace.call_of[eager], is_replay=False)
-        for events, pair in pair_graphs(trace, self._captures).values():
+        for events, pair in pair_graphs(trace, self.captures).values():
             if pair.problem and pair.problem not in self.problems:
                 self.problems.append(pair.problem)
             if pair.capture is None:
@@ -108,7 +111,7 @@ class TraceOutcomes:
         self, event: int, call: int, operator: str, is_collective: bool, *, is_replay: bool
     ) -> tuple[SkipReason, str]:
         kernel = kernel_name(self.trace.names[self.trace.name[event]])
-        if is_collective or _OF_NCCL.match(kernel):
+        if is_collective or OF_NCCL.match(kernel):
             return SkipReason.COLLECTIVE, self.trace.messages.get(event, operator or kernel)
         if call < 0:
             return (SkipReason.GRAPH if is_replay else SkipReason.BEFORE_WINDOW), kernel
@@ -169,23 +172,25 @@ def read_torch_trace(
         launches.report(0, problem, "Name the trace of this graph's capture with --shapes-from")
     if trace.header.baseTimeNanoseconds is None and not any(ns % 1000 for ns in trace.duration_ns):
         launches.report(0, "durations are whole microseconds", "Record it with torch 2.4 or later")
-    launches.counts.devices += device_times(path, trace)
+    rank = trace.header.ranks.rank if trace.header.ranks else None
+    times = map(np.array, (trace.device, trace.start_ns, trace.duration_ns))
+    launches.counts.devices += device_times(path.name, rank, *times)
     return launches
 
 
-def device_times(path: Path, trace: TorchTrace) -> Iterator[DeviceTime]:
-    """Yields the busy and idle time of each device of a trace."""
-    devices, starts = np.array(trace.device), np.array(trace.start_ns)
-    ends = starts + np.array(trace.duration_ns)
+def device_times(
+    file: str, rank: int | None, devices: np.ndarray, starts: np.ndarray, durations: np.ndarray
+) -> Iterator[DeviceTime]:
+    """Yields the busy and idle time of each device; `starts` and `durations` are in nanoseconds."""
+    ends = starts + durations
     for device in np.unique(devices).tolist():
         of_device = np.flatnonzero(devices == device)
         of_device = of_device[np.argsort(starts[of_device], kind="stable")]
         reached = np.maximum.accumulate(ends[of_device])
         span_ns = int(reached[-1] - starts[of_device[0]])
         idle_ns = int(np.maximum(starts[of_device[1:]] - reached[:-1], 0).sum())
-        rank = trace.header.ranks.rank if trace.header.ranks else None
         times_us = span_ns / 1e3, (span_ns - idle_ns) / 1e3, idle_ns / 1e3
-        yield DeviceTime(path.name, device, rank, len(of_device), *times_us)
+        yield DeviceTime(file, device, rank, len(of_device), *times_us)
 
 
 def torch_launches(path: Path) -> Launches:
@@ -195,7 +200,11 @@ def torch_launches(path: Path) -> Launches:
     found = []
     for outcome in outcomes:
         row = outcome.row
-        kernel_type, cells = (row.kernel_type, row.cells) if isinstance(row, CapturedRow) else (outcome.name, {})
+        kernel_type, cells = outcome.name, dict[str, str]()
+        if isinstance(row, CapturedRow):
+            kernel_type, cells = row.kernel_type, dict(row.cells)
+        elif row.reason is SkipReason.COLLECTIVE:
+            cells = {ACCELERATOR_CORE: COMMUNICATION}
         for event in outcome.events:
             call = int(trace.call_of[event])
             found.append(
@@ -213,4 +222,5 @@ def torch_launches(path: Path) -> Launches:
                 )
             )
     found.sort(key=lambda launch: launch.start_ns)
-    return Launches(tuple(found), tuple(f"{path}: {problem}" for problem in outcomes.problems))
+    name = slug(trace.header.gpus[0].name) if trace.header.gpus else ""
+    return Launches(tuple(found), tuple(f"{path}: {problem}" for problem in outcomes.problems), name)

@@ -27,8 +27,8 @@ from opatlas.row.location import slug
 
 _NO_LIST = msgspec.Raw(b"[]")
 _AGAIN = "Copy or export the trace of torch.profiler again"
-#: Steps of torch.profiler, vLLM and SGLang.
-_STEP = re.compile(r"ProfilerStep#(\d+)|execute_.*|step\[.*")
+#: Steps of torch.profiler, vLLM and SGLang, and captures of graphs.
+_STEP = re.compile(r"ProfilerStep#(\d+)|(?:execute|capture)_.*|step\[.*")
 _CALL = re.compile(r"(?:cuda|cu|hip)\w*?(GraphLaunch|Launch(?!HostFunc)|Memcpy|Memset|BeginCapture|EndCapture)")
 _COLLECTIVE = re.compile(r"record_param_comms|.*(?:::|_)(?:all_?reduce|all_?gather|reduce_?scatter|all_?to_?all)")
 #: Owners of calls that no operator of the table has.

@@ -63,7 +63,8 @@ def ingest(
     Args:
         profiling_path: kernel_details or op_summary file, database of a profiler, or a folder that is searched for
             `*kernel_details*.csv`, or for `*op_summary*.csv` if it has none of these, for databases of profiles
-            without a CSV, and for traces of torch.profiler, `*.trace.json`, if it has no other captures.
+            without a CSV, and for traces of torch.profiler, `*.trace.json`, else exports of nsys, `*.sqlite`, if it
+            has no other captures.
         attention_records: files of records that fill the lengths of attention rows, .jsonl or .jsonl.gz.
         database_path: folder of the {KernelType}.csv files (default: that of the device and versions).
         device: device of the captures, by the name of its database folder (default: the GPU that a trace names, else

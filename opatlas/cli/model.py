@@ -17,7 +17,8 @@ from opatlas.ask.query.database import OpenDatabase
 from opatlas.ask.query.database import open as open_database
 from opatlas.ask.query.model_cost import ModelCost, PartCost, PartField
 from opatlas.ask.query.next_rows import NextRows
-from opatlas.ask.query.sweep import Compared, ServedPoint, SweptStep, served_costs, step_costs, write_plot
+from opatlas.ask.query.step_time import step_time
+from opatlas.ask.query.sweep import Compared, ServedPoint, SweptStep, best_time, served_costs, step_costs, write_plot
 from opatlas.data.database import Database
 from opatlas.data.fold import add_rows
 from opatlas.data.manifest import Manifest, code_digest, this_machine
@@ -177,12 +178,14 @@ def _names() -> Table:
 
 def _cost_json(cost: ModelCost) -> dict[str, object]:
     memory = {**asdict(cost.memory), "needed": cost.memory.needed, "tokens_left": cost.memory.tokens_left}
+    time = step_time(cost)
     return {
         **msgspec.structs.asdict(cost.step),
         **{
             name: getattr(cost, name) for name in ("model", "database", "stack", "dtype", "layers", "differs", *_OF_SUM)
         },
         "interval_of": "kernels",
+        "step_in_graph": {**asdict(time), "us": time.us} if time is not None else None,
         "memory": memory,
         "us_by_how": cost.us_by_how(),
         "us_by_device": cost.us_by("device"),
@@ -200,6 +203,7 @@ def _cost_parts(cost: ModelCost) -> Iterator[Part]:
     yield Fields(
         {
             name: (round(cost.us), of_kernels) if cost.us else None,
+            **_step_fields(cost),
             "missing calls": (percent(cost.missing_calls_share), of_bytes) if cost.missing else None,
             "tokens/s": None if cost.tokens_per_s is None else round(cost.tokens_per_s),
             "a layer(us)": (round(cost.us_in_layers / cost.layers), f"mean of {cost.layers}"),
@@ -242,6 +246,17 @@ def _cost_parts(cost: ModelCost) -> Iterator[Part]:
     )
 
 
+def _step_fields(cost: ModelCost) -> dict[str, object]:
+    """Returns the time of the step in a graph, and its parts; nothing on a device without measured steps."""
+    time = step_time(cost)
+    if time is None:
+        return {}
+    low, high = map(microseconds, time.interval_us)
+    parts = {"gaps": time.gaps_us, "place": time.place_us, "messages": time.messages_us, "power cap": time.power_cap_us}
+    told = " + ".join(["sum", *(f"{name} {microseconds(us)}" for name, us in parts.items() if us)])
+    return {"step in a graph(us)": (round(time.us), f"90 %: {low} to {high}"), "of that": told}
+
+
 def _swept_json(found: SweptStep) -> dict[str, object]:
     step, cost, problem = found
     return {**msgspec.structs.asdict(step), "problem": problem} if cost is None else _cost_json(cost)
@@ -255,19 +270,26 @@ def _sweep_parts(name: str, found: Sequence[SweptStep]) -> Iterator[Part]:
     for step, cost, problem in found:
         asked = (step.sequences, step.batch or None, step.context or None, step.tp, step.ep)
         if cost is None:
-            rows.append((*asked, *[None] * 7, problem))
+            rows.append((*asked, *[None] * 8, problem))
             continue
         left = cost.missing_calls_share or None
         each = None if cost.tokens_per_s is None else round(cost.tokens_per_s / step.tp / step.pp)
         speed = None if cost.tokens_per_s is None else round(cost.tokens_per_s)
-        low, high = (us / 1000 for us in cost.interval_us)
+        us, low, high = (us / 1000 for us in best_time(cost))
         note = f"without {', '.join(dict.fromkeys(part.part for part in cost.missing))}" if left else ""
         memory = cost.memory
-        rows.append((*asked, cost.us / 1000, low, high, speed, each, memory.needed, memory.tokens_left, note))
+        rows.append((*asked, cost.us / 1000, us, low, high, speed, each, memory.needed, memory.tokens_left, note))
     yield Table(
         (
             *("sequences", "batch", "context", "tp", "ep"),
-            *(ms, Column("low(ms)", number), Column("high(ms)", number), "tokens/s", "a device"),
+            *(
+                ms,
+                Column("step(ms)", number),
+                Column("low(ms)", number),
+                Column("high(ms)", number),
+                "tokens/s",
+                "a device",
+            ),
             *(Column("memory", size), "tokens left", "note"),
         ),
         rows,
@@ -300,7 +322,7 @@ def _served_parts(found: Sequence[Compared], left: Sequence[tuple[ServedPoint, s
     for each in counted:
         cost, step = each.cost, each.cost.step
         asked = (each.point.model, each.point.engine, step.tp, step.ep, step.replicas, step.batch, step.context)
-        us = (each.point.tpot_ms * 1000, cost.us, *cost.interval_us)
+        us = (each.point.tpot_ms * 1000, *each.predicted_us)
         rows.append((*asked, *(time / 1000 for time in us), each.error, each.covered, cost.missing_calls_share or None))
     ms = [Column(f"{name}(ms)", number) for name in ("served", "predicted", "low", "high")]
     sizes_of_step = ("model", "engine", "tp", "ep", "dp", "batch", "context")

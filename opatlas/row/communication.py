@@ -135,7 +135,16 @@ CALL = RowKind(
     required_columns=col.REQUIRED,
     duration_columns=(col.AVERAGE, col.PROFILING_AVERAGE),
     known_columns=(
-        *(*col.BASE, col.AVERAGE, *col.PROFILING_DURATIONS, col.EP_SIZE, *col.RUNTIME, *col.SUITE, *col.TASK),
+        *(
+            *col.BASE,
+            col.AVERAGE,
+            *col.PROFILING_DURATIONS,
+            col.EP_SIZE,
+            *col.RUNTIME,
+            *col.SUITE,
+            *col.TASK,
+            *col.STEP_COLUMNS,
+        ),
         *(name for name in col.OWN if not name.startswith("Micro")),
     ),
 )

@@ -201,6 +201,8 @@ def _extra_columns(kernel_type: str, columns: Container[str]) -> Sequence[str]:
         return (col.SAMPLE,)
     if col.TASK_DIGEST in columns:
         return col.TASK
+    if col.STEP in columns:
+        return col.STEP_COLUMNS
     if kernel_type in col.EXPERT_PARALLEL:
         wanted: Sequence[str] = (col.EP_SIZE,)
     else:

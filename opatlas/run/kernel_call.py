@@ -114,6 +114,10 @@ class KernelCall:
         for changed, original in self._changes:
             changed.copy_(original)
 
+    def forget(self) -> None:
+        """Drops the values of changed tensors before the first call: later calls begin with what is there."""
+        self._unmodified, self._changes = {}, []
+
     def results(self) -> Results:
         """Returns the results of the latest call in the layout of the row; () if there is none.
 
@@ -345,7 +349,7 @@ class OperatorCount(OperatorMode):
         self.names: list[str] = []
 
     def make(self, operator: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
-        if not _is_free(operator):
+        if not is_free(operator):
             self.names.append(operator.overloadpacket.__name__)
         return operator(*arguments, **keywords)
 
@@ -384,6 +388,7 @@ def may_be_compiled(impl: Callable[..., Any]) -> bool:
 
 
 @cache
-def _is_free(operator: torch._ops.OpOverload) -> bool:
+def is_free(operator: torch._ops.OpOverload) -> bool:
+    """Returns whether an operator neither computes nor copies."""
     is_view = any(each.alias_info and not each.alias_info.is_write for each in operator._schema.returns)
     return is_view or operator.overloadpacket.__name__ in _FREE

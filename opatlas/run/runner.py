@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from opatlas.errors import OpAtlasError
+from opatlas.row.columns import STEP_STACK
 from opatlas.row.errors import DeviceUnhealthy, MissingPrecondition, ReplayError
 from opatlas.row.roofline import Peak, bound_us, device_peak, row_work
 from opatlas.row.status import Status
@@ -345,7 +346,7 @@ class Runner:
         try:
             outcome = self._run_body(job)
         finally:
-            is_library = job.source is not None and bool(job.source.module)
+            is_library = bool(job.source.module) if job.source is not None else bool(job.cells.get(STEP_STACK))
             after = self._state.read()
             found = changes(before, after, without=OF_LIBRARIES if is_library else ())
             own = [f"changed {change}" for change in found]

@@ -1,6 +1,7 @@
 """Busy and idle time of a device, by phase, and what of it waits for the host."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from opatlas.capture.timeline import Timeline, launch_bound_stretches, numbered_steps, timeline_parts
 from opatlas.cli.main import main
 from opatlas.outer.diagnosis.diagnosis import diagnose
+from opatlas.outer.diagnosis.verdicts import KernelVerdict
 
 drawn = st.lists(
     st.tuples(
@@ -61,3 +63,13 @@ def test_the_launches_of_a_diagnosis_are_a_trace(tmp_path):
     assert product["args"]["share of the roof"] > 0
     assert (product["args"]["how"], product["args"]["phase"]) == ("captured", "decode")
     assert [each["name"] for each in slices[-2:]] == ["decode 0", "decode 1"]
+
+
+def test_an_eager_trace_of_a_gpu_waits_for_the_host():
+    found = diagnose(Path(__file__).parents[1] / "data" / "torch_traces" / "plain-decode-eager.pt.trace.json.gz")
+    (steps,) = found.timelines
+    assert found.table.device == "NVIDIA_H200"
+    assert found.peaks.peak.bandwidth_gbps == 4800
+    assert found.idle_us > 0.9 * (steps.timeline.busy_us + steps.timeline.idle_us).sum()
+    assert found.verdicts.holds[KernelVerdict.HOST_BOUND].mean() > 0.8
+    assert (steps.phases, steps.timeline.is_excerpt) == (["decode"] * 2, False)

@@ -5,20 +5,28 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import re
 from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
+from captures import table
 from hypothesis import given
 from hypothesis import strategies as st
 
 from opatlas.capture import torch_launches, torch_trace, traces
 from opatlas.capture.capture_discovery import TRACE, find_captures, kind_of_capture
+from opatlas.capture.cuda_graphs import pair_graphs
+from opatlas.capture.ingest import rebuild_profiling
 from opatlas.capture.launches import SkipReason
 from opatlas.capture.torch_launches import read_outcomes, read_torch_trace
 from opatlas.capture.torch_operators import CapturedRow
 from opatlas.capture.torch_trace import read_trace
+from opatlas.cli.ingest import ingest
+from opatlas.data.database import Database
+from opatlas.data.ingests import CaptureVersions, read_ingests
 from opatlas.errors import OpAtlasError
+from opatlas.row.versions import Versions
 
 TRACES = Path(__file__).parents[1] / "data" / "torch_traces"
 NAMES = sorted(file.name.removesuffix("-replay.pt.trace.json.gz") for file in TRACES.glob("*-replay*"))
@@ -138,6 +146,38 @@ def test_a_replay_that_does_not_fit_its_capture_has_no_rows(toy_table, tmp_path,
         # The two other replays fit, and the third is told.
         rows -= 2 * 24
     assert rows <= 0
+
+
+@pytest.mark.parametrize(
+    ("step", "tokens"),
+    [
+        (None, None),
+        ("execute_30_context_0(sq0)_generation_30(sq30)", 32),
+        ("execute_context_1(30)_generation_3(3)", 64),
+        ("step[DECODE bs=32]", 32),
+        ("execute_65_context_1(sq65)_generation_0(sq0)", None),
+    ],
+)
+def test_the_capture_of_the_next_size_fits(toy_table, tmp_path, step, tokens):
+    """The captures differ only in the number of sequences."""
+    (tmp_path / "capture_traces").mkdir()
+    for size in (32, 64):
+        text = gzip.decompress(fixture("plain-decode", "capture").read_bytes())
+        text = text.replace(b"[32,", f"[{size},".encode())
+        text = text.replace(b"ProfilerStep#0", f"capture_{size}_FULL".encode() if step else b"x")
+        (tmp_path / "capture_traces" / f"rank_0.{size}.pt.trace.json").write_bytes(text)
+    replay = gzip.decompress(fixture("plain-decode", "replay").read_bytes())
+    path = tmp_path / "rank0.pt.trace.json"
+    path.write_bytes(re.sub(rb"ProfilerStep#\d", (step or "x").encode(), replay))
+    outcomes = read_outcomes(path)
+    products = {
+        trace_operator.dims[0][0]
+        for pair in pair_graphs(outcomes.trace, outcomes.captures).values()
+        if (capture := pair[1].capture) is not None
+        for call in capture.calls
+        if (trace_operator := capture.operator(call)).name == "aten::mm"
+    }
+    assert products == (set() if tokens is None else {tokens})
 
 
 def test_nodes_with_ids_are_ordered_by_them(toy_table, tmp_path):
@@ -260,3 +300,22 @@ def test_which_files_of_a_folder_are_traces(tmp_path):
         (tmp_path / name).touch()
     assert [file.name for file in find_captures(tmp_path).files] == sorted(names[:2])
     assert kind_of_capture(tmp_path / "bs_32_rank0.json.gz") is TRACE
+
+
+def test_an_ingest_into_the_database_of_the_gpu(tmp_path, monkeypatch):
+    monkeypatch.setattr("opatlas.row.location.ROOT", tmp_path)
+    name = fixture("plain-decode", "replay")
+    result = ingest(profiling_path=name, versions=Versions(torch="2.11.0"))
+    folder = tmp_path / "NVIDIA_H200" / "torch" / "torch2.11.0_cuda13.0"
+    assert (result.status, result.json["database"]) == (0, folder)
+    (manifest,) = (each.manifest for each in read_ingests(Database(folder)))
+    assert (manifest.device, manifest.versions) == ("NVIDIA_H200", CaptureVersions(torch="2.11.0", cuda="13.0"))
+    (row,) = [row for row in table(folder / "MatMulV2.csv") if row["Input Shapes"] == "32,1024;5632,1024"]
+    assert (row["Profiling Samples"], row["Profiling Source"]) == ("6", "CUDA graph")
+    assert row["Profiling Kernel Names"].startswith("nvjet_")
+    before = (folder / "MatMulV2.csv").read_bytes()
+    rebuild_profiling(Database(folder))
+    assert (folder / "MatMulV2.csv").read_bytes() == before
+    result = ingest(profiling_path=fixture("plain-decode", "eager"), versions=Versions(torch="2.11.0"))
+    (row,) = [row for row in table(folder / "MatMulV2.csv") if row["Input Shapes"] == "32,1024;5632,1024"]
+    assert (row["Profiling Samples"], row["Profiling Source"]) == ("10", "CUDA graph | eager")

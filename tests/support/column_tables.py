@@ -15,7 +15,7 @@ PAGE = Path(__file__).parents[2] / "database" / "README.md"
 
 #: The groups of each table, by the heading above it.
 _TABLES = {
-    "What the row is": (ColumnGroup.SLOTS, ColumnGroup.EXPERTS, ColumnGroup.SUITE, ColumnGroup.TASK),
+    "What the row is": (ColumnGroup.SLOTS, ColumnGroup.EXPERTS, ColumnGroup.SUITE, ColumnGroup.TASK, ColumnGroup.STEP),
     "What a replay measured": (
         *(ColumnGroup.MEAN, ColumnGroup.REPLAYED, ColumnGroup.COUNTERS, ColumnGroup.CONDITIONS, ColumnGroup.QUALITY),
         *(ColumnGroup.EXECUTION, ColumnGroup.COMPARED, ColumnGroup.RUN),

@@ -24,7 +24,7 @@ from opatlas.errors import OpAtlasError
 from opatlas.files import read_safely
 from opatlas.row.columns import DTYPE, MESSAGE_BYTES, NUM_DEVICES
 from opatlas.row.communication import BY_KERNEL_TYPE
-from opatlas.row.roofline import achieved_rates, device_peak, tensor_bytes
+from opatlas.row.roofline import AchievedRates, achieved_rates, device_peak, tensor_bytes
 from opatlas.row.slots import row_slots
 from opatlas.theory.model_calls import ModelCall
 from opatlas.theory.model_step import Step, StepMemory
@@ -65,6 +65,7 @@ class PartCost:
         bytes_per_call: the least bytes that a call reads and writes, by its shapes and dtypes; 0 if unknown.
         source: whether the rows were replayed or captured, as in `QueryResult`; "" if the duration is unknown.
         roofline: the share of what the device's data sheet allows; None if unknown.
+        tera_ops: the operations of products and of attention, in 10^12 a second; None if unknown.
         reason: why the duration is missing; "" if it is not.
     """
 
@@ -85,6 +86,7 @@ class PartCost:
     source: str = ""
     bytes_per_call: float = 0.0
     roofline: float | None = None
+    tera_ops: float | None = None
     reason: str = ""
 
     @property
@@ -245,12 +247,14 @@ def _part_cost(layouts: tuple[ModelCall, ModelCall], answers: ImplementationAnsw
     if found is None:
         return replace(part, reason=_reason(call, answers, stack))
     chosen, answer = found
+    rates = _rates(chosen, answer)
     return replace(
         part,
         us_per_call=answer.duration_us,
         how=answer.how.value,
         signature=chosen.signature(),
-        roofline=_roofline(chosen, answer),
+        roofline=rates.share if rates is not None else None,
+        tera_ops=rates.tera_ops if rates is not None else None,
         **{name: getattr(answer, name) for name in _OF_ANSWER},
     )
 
@@ -278,11 +282,11 @@ def _estimated_bytes(call: ModelCall) -> float:
     return 2.0 * sum(size for size in sizes if size < max(sizes))
 
 
-def _roofline(call: ModelCall, answer: QueryResult) -> float | None:
+def _rates(call: ModelCall, answer: QueryResult) -> AchievedRates | None:
     work = None if call.kernel_type in BY_KERNEL_TYPE else kernel_work(call.kernel_type, call.cells)
     if work is None:
         return None
-    return achieved_rates(work, device_peak(answer.device), answer.duration_us, cold=answer.cache != "warm").share
+    return achieved_rates(work, device_peak(answer.device), answer.duration_us, cold=answer.cache != "warm")
 
 
 def _reason(call: ModelCall, answers: ImplementationAnswers, stack: Sequence[str]) -> str:

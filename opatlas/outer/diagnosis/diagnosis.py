@@ -259,6 +259,13 @@ class Diagnosis:
             _captured_steps(" ".join(map(str, key)), own.sort_values(START_US, kind="stable")) for key, own in groups
         ]
 
+    @property
+    def idle_us(self) -> float:
+        """The time without a kernel; of captures that tell what waits for the host, only that."""
+        gaps = [each.timeline.idle_us for each in self.timelines]
+        waits = [each.timeline.launch_bound for each in self.timelines]
+        return sum(float(us.sum() if bound is None else us[bound].sum()) for us, bound in zip(gaps, waits, strict=True))
+
     def us_of(self, verdict: KernelVerdict) -> float:
         """Returns the sum of the durations of the kernels of which a verdict holds."""
         return float(self.duration_us[self.verdicts.holds[verdict]].sum())
@@ -281,8 +288,13 @@ class Diagnosis:
 
 
 def _captured_steps(capture: str, launches: pd.DataFrame) -> CapturedSteps:
-    unknown = pd.Series(np.nan, launches.index)
-    numbers = [launches.get(name, unknown).to_numpy(np.float64) for name in (DURATION, WAIT, QUEUED_US)]
+    unknown = np.full(len(launches), np.nan)
+    duration_us, wait_us, queued_us = (
+        launches[name].to_numpy(np.float64) if name in launches else unknown for name in (DURATION, WAIT, QUEUED_US)
+    )
+    if np.isfinite(queued_us).any():
+        # Only waits that the profiler computed tell of rows that are missing.
+        wait_us = unknown
     start_ns = np.round(launches[START_US].to_numpy(np.float64) * 1000).astype(np.int64)
     words = launches[STEP].astype(str).str.strip() if STEP in launches else pd.Series("", launches.index)
     words = words.where(~words.str.upper().isin(EMPTY_WORDS), "")
@@ -295,7 +307,9 @@ def _captured_steps(capture: str, launches: pd.DataFrame) -> CapturedSteps:
     if labels != [""]:
         by_step = kernels.drop_duplicates().groupby("step")
         phases = [_phase(zip(own["type"], own["shapes"], strict=True)) for _, own in by_step]
-    return CapturedSteps(capture, launches.index.to_numpy(), Timeline(start_ns, *numbers), steps, labels, phases)
+    return CapturedSteps(
+        capture, launches.index.to_numpy(), Timeline(start_ns, duration_us, wait_us, queued_us), steps, labels, phases
+    )
 
 
 def _phase(kernels: Iterable[tuple[str, str]]) -> str:

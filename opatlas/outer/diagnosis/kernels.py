@@ -38,6 +38,7 @@ from opatlas.capture.capture_reader import (
     read_chunks,
 )
 from opatlas.capture.single_launches import Launches, nanoseconds, read_launches
+from opatlas.capture.timeline import timeline_of
 from opatlas.data.database import Database, expect_tables
 from opatlas.data.origin import Provenance
 from opatlas.errors import OpAtlasError, TableError
@@ -84,7 +85,7 @@ class KernelLines:
     Attributes:
         place: the path that was read.
         frame: a line for each kernel.
-        device: the device of a database; "" if it is not known.
+        device: the device of a database, or of a capture that names it; "" if it is not known.
         source_names: the names of columns in a capture that are named otherwise here.
         problems: lines and files that could not be read.
         joined: how captures with other counters were joined; "" if none were.
@@ -153,6 +154,7 @@ def _read_captures(place: Path) -> KernelLines:
     frames: list[pd.DataFrame] = []
     source_names: dict[str, str] = {}
     problems: list[str] = []
+    device = ""
     paths = find_captures(place).files
     for path in paths:
         try:
@@ -163,7 +165,9 @@ def _read_captures(place: Path) -> KernelLines:
                 named = {**header.text, DURATION: header.duration, **_columns(header, _NUMBERS)}
                 source_names |= {own: name for own, name in named.items() if own != name}
             else:
-                frame = _launch_frame(kind_of_capture(path).launches(path), problems)
+                read = kind_of_capture(path).launches(path)
+                device = device or read.device_name
+                frame = _launch_frame(read, problems)
                 frame.attrs["counters"] = frozenset()
         except TableError as error:
             if len(paths) == 1:
@@ -178,7 +182,7 @@ def _read_captures(place: Path) -> KernelLines:
         raise OpAtlasError("\n".join([*problems, none]))
     frame, joined = _joined(frames)
     frame = frame.assign(**{LAUNCHES: 1.0, CAPTURED: True})
-    return KernelLines(place, frame, source_names=source_names, problems=problems, joined=joined)
+    return KernelLines(place, frame, device, source_names=source_names, problems=problems, joined=joined)
 
 
 def _joined(frames: Sequence[pd.DataFrame]) -> tuple[pd.DataFrame, str]:
@@ -242,9 +246,11 @@ def _capture_frame(path: Path, header: CaptureHeader, problems: list[str]) -> pd
 
 
 def _launch_frame(read: Launches, problems: list[str]) -> pd.DataFrame:
-    """Returns the launches of a capture that is no table."""
+    """Returns the launches of a capture that is no table. A launch waits while the host launches it."""
     problems += read.problems
+    timeline = timeline_of(read.launches)
     first_ns = read.launches[0].start_ns if read.launches else 0
+    waits_us = np.where(timeline.launch_bound, timeline.idle_us, 0.0) if timeline.launch_bound is not None else None
     rows = [
         {
             **dict.fromkeys(BASE, ""),
@@ -258,6 +264,7 @@ def _launch_frame(read: Launches, problems: list[str]) -> pd.DataFrame:
             DURATION: launch.duration_us,
             START_US: (launch.start_ns - first_ns) / 1e3,
             QUEUED_US: launch.queued_us,
+            WAIT: np.nan if waits_us is None else waits_us[number - 1],
         }
         for number, launch in enumerate(read.launches, 1)
     ]

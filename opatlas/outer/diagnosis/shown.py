@@ -45,12 +45,13 @@ def chosen(ranking: Sequence[T], rank: int) -> T:
 
 
 def diagnosis_parts(found: Diagnosis) -> Iterator[Part]:
-    """Yields facts, verdicts, rules without counters, the ranking, the timeline, and what to do first."""
+    """Yields facts, the timeline, verdicts, rules without counters, the ranking, and what to do first."""
     yield _facts(found)
     yield peak_fields(found)
     if not found.table.is_capture:
         sources = list(found.sources.items())
         yield Table(("durations", "rows"), sources[:SHOWN], left_out=len(sources[SHOWN:]))
+    yield from _timeline_tables(found)
     firsts = Counter(found.verdicts.first.tolist())
     yield Table(
         ("verdict", "launches" if found.table.is_capture else "rows", Column("time", percent), "first"),
@@ -68,8 +69,10 @@ def diagnosis_parts(found: Diagnosis) -> Iterator[Part]:
             title="not tested, without counters",
         )
     yield _ranking(found)
-    yield from _timeline_tables(found)
-    if first := dict.fromkeys(each.verdict for each in found.ranking[:SHOWN] if each.verdict is not None):
+    first = dict.fromkeys(each.verdict for each in found.ranking[:SHOWN] if each.verdict is not None)
+    if found.ranking and found.idle_us > found.ranking[0].lost_us:
+        first = {KernelVerdict.HOST_BOUND: None, **first}
+    if first:
         what = [(verdict, verdict_rules()[verdict].advice.what) for verdict in first]
         yield Table(("verdict", "what to do"), what, title="to do first")
         yield "--row N shows the rules, cells and APIs of a kernel"

@@ -53,8 +53,8 @@ from opatlas.run.result_check import Checked
 from opatlas.run.sampling import Sampling
 from opatlas.text import cut_middle
 
-#: Memory of a row relative to its inputs: float64, results and the memory of the candidate, here and in the court.
-MEMORY_FACTOR = 12.0
+#: Memory of a row relative to its inputs: float64, results and the memory of the candidate; in the court once more.
+_MEMORY_FACTOR = 6.0
 _WARM_UP_CALLS, _WARM_UP_S = 3, 0.2
 _LONGEST_TEXT = 4_000
 #: The status of a row, by class; `failed` for any other.
@@ -81,13 +81,14 @@ class JudgedReplay(ABC):
         self._instrument = instrument
         self._settings = settings
         self._is_cold = settings.cache == "cold"
+        self._memory_factor = _MEMORY_FACTOR * (2 if job.court else 1)
         #: The file of the called function.
         self._file = job.source.path if job.source is not None else ""
         self._phase = Phase.IMPORT
         self._start = self._set_up_s = self._warm_until = 0.0
         self._sampling = Sampling(job.kernel_type, job.cells, device, instrument, settings, group)
         self._notes: list[str] = []
-        #: None where nobody is judged.
+        #: None for the reference, and for a library.
         self._guard: ProcessGuard | None = None
         #: What the set-up of the candidate converts.
         self._conversions: Sequence[str] = ()
@@ -107,7 +108,7 @@ class JudgedReplay(ABC):
             ReplayError: the row cannot run, whatever the candidate.
         """
         self._prepare()
-        is_hack, court = False, None
+        court = None
         try:
             with logged(self._job.log):
                 if not self._job.court:
@@ -120,7 +121,6 @@ class JudgedReplay(ABC):
             passed = Level.STATIC if self._phase in (Phase.IMPORT, Phase.CONSTRUCTION) else Level.COMPILE
             text = f"{self._phase}: {error}" if error.error_class is not ErrorClass.MISMATCH else str(error)
             outcome = self._failed(Judgement(error.error_class, error.sub_class, passed, text))
-            is_hack = error.error_class is ErrorClass.HACK
         except OutOfMemory as error:
             outcome = self._failed(Judgement(ErrorClass.OOM, "", Level.STATIC, str(error)))
         except (KeyboardInterrupt, SystemExit):
@@ -129,7 +129,8 @@ class JudgedReplay(ABC):
             outcome = self._failed(classify(self._failure(error)), error)
         if court is not None:
             outcome = sentenced(outcome, court.found, is_baseline=self._job.source is None)
-            is_hack = is_hack or outcome.reason.startswith(f"{ErrorClass.HACK}/")
+        judgement = Judgement.of(outcome)
+        is_hack = judgement is not None and judgement.error_class is ErrorClass.HACK
         ends_process = self._job.source is not None and (self._is_alone or is_hack)
         self.outcome = replace(outcome, ends_process=ends_process)
 
@@ -163,8 +164,9 @@ class JudgedReplay(ABC):
             court, self._device, self._arguments(), is_cold=self._is_cold, margins=self._has_margins()
         )
         trial.rehearse()
-        self._sampling.expect_memory(MEMORY_FACTOR * sum(each.nbytes for each in trial.inputs.tensors()))
-        trial.guard = self._guard = ProcessGuard() if self._job.source is not None else None
+        self._sampling.expect_memory(self._memory_factor * sum(each.nbytes for each in trial.inputs.tensors()))
+        if self._job.source is not None and not self._job.source.module:
+            trial.guard = self._guard = ProcessGuard()
         self._step(Phase.IMPORT)
         function = self._import(court.weights_seed)
         self._examine("its import")
@@ -179,9 +181,10 @@ class JudgedReplay(ABC):
             trial.end()
             reason = "the results have no elements: there is nothing to time"
             return RowOutcome(Status.CHECKED, reason, judged=Judgement(ErrorClass.PASS, level=Level.CORRECT).judged)
-        self._step(Phase.LATER_CALL)
-        trial.further_calls()
-        self._examine("its calls")
+        if self._guard is not None:
+            self._step(Phase.LATER_CALL)
+            trial.further_calls()
+            self._examine("its calls")
         self._sampling.warm_up(trial.launch, most_calls=_WARM_UP_CALLS, until=warm_until)
         samples, failed = self._sample(trial)
         self._examine("its timed calls")

@@ -233,7 +233,7 @@ def failed_outcome(
     """Returns the outcome of a judgement that does not pass; of a baseline nobody is judged: the task is at fault."""
     text = without_build_command(judgement.text)
     if is_baseline:
-        return RowOutcome(status, f"the task's own Model fails: {judgement.name}: {text}", detail)
+        return RowOutcome(status, f"the reference itself fails: {judgement.name}: {text}", detail)
     if judgement.notes:
         # They explain the verdict: a long text must not push them out of the cell.
         text = "; ".join((cut_middle(text, MOST_CHARACTERS // 2), *judgement.notes))

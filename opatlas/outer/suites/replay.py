@@ -1,4 +1,8 @@
-"""The replay of a case of a suite: times torch's operator or the function of a library, or judges a user's kernel."""
+"""The replay of a case of a suite: judges and times torch's operator, the function of a library, or a user's kernel.
+
+Each of them is timed in the same way, with other inputs in each call: on a CPU the first call after other work takes
+longer than the next ones.
+"""
 
 from __future__ import annotations
 
@@ -10,82 +14,32 @@ from typing import Any
 import torch
 
 from opatlas.outer.judging.court import Referee
-from opatlas.outer.judging.judged_replay import MEMORY_FACTOR, JudgedReplay
+from opatlas.outer.judging.judged_replay import JudgedReplay
 from opatlas.outer.judging.judgement import ReferenceFailed
 from opatlas.outer.judging.memory import vary
 from opatlas.outer.judging.results import Compared, FlatResults, compare_results
 from opatlas.outer.judging.trial import Constructed, LiveInputs
 from opatlas.outer.suites.case import CaseFormula, SuiteRow
-from opatlas.outer.suites.operators import Call, computed_by, derive
+from opatlas.outer.suites.operators import Call, derive
 from opatlas.outer.suites.texts import overload_of
 from opatlas.row.errors import Unsupported, WrongResult
-from opatlas.row.status import Status
 from opatlas.run.devices.device import Device
 from opatlas.run.devices.fatal_errors import fatal_device_error
 from opatlas.run.group import Group
-from opatlas.run.implementation import KernelSource, Prepared, load_kernel
+from opatlas.run.implementation import Prepared
 from opatlas.run.instruments.instrument import Instrument, MeasureSettings
-from opatlas.run.job import Job, RowOutcome
+from opatlas.run.job import Job
 from opatlas.run.registry import ReplaySpec
-from opatlas.run.replay import Replay
 from opatlas.run.result_check import check
 from opatlas.text import exception_line
 
 
 def bind_case(
     job: Job, spec: ReplaySpec, device: Device, instrument: Instrument, settings: MeasureSettings, group: Group
-) -> tuple[SuiteRow, SuiteReplay | SuiteCandidate]:
+) -> tuple[SuiteRow, SuiteCandidate]:
     """Makes `row` and `replay` of a case. Raises InvalidRow and Unsupported."""
     row = SuiteRow(job.kernel_type, job.cells, device.torch_device)
-    if job.source is None or job.source.module:
-        return row, SuiteReplay(row, spec, device, instrument, settings, group, job.source, job.against)
     return row, SuiteCandidate(row, job, device, instrument, settings, group)
-
-
-class SuiteReplay(Replay):
-    """Times and checks torch's operator, or the function of a library. A call sets `outcome`."""
-
-    _row: SuiteRow
-
-    def __call__(self) -> None:  # type: ignore[override]
-        """Runs the case. Raises the errors of `Replay`, and Unsupported for an operator that torch lacks here."""
-        row = self._row
-        row.make_call()
-        try:
-            expected = row.call.cloned().results()
-        except RuntimeError as error:
-            if isinstance(error, torch.OutOfMemoryError) or fatal_device_error(str(error)):
-                raise
-            # Cases are recorded on other devices, which have other dtypes and sizes of an operator.
-            raise Unsupported(f"torch refuses {overload_of(row.kernel_type)} here: {exception_line(error)}") from None
-        if not any(each.numel() for each in expected):
-            self.outcome = RowOutcome(Status.CHECKED, "the results have no elements: there is nothing to time")
-            return
-        super().__call__(
-            self._writing(row.overload),
-            *row.call.positional,
-            expected=CaseFormula(row.overload, row.assume, [each.dtype for each in expected]),
-            mutates=row.call.written(),
-            output_slots=[None] * len(expected),
-            **row.call.keywords,
-        )
-
-    def _kernel(self, source: KernelSource | None, impl: Callable[..., Any]) -> Callable[..., Any]:
-        return self._writing(load_kernel(source, self._row.overload)) if source else impl
-
-    def _writing(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns what is timed; of an operator that writes into arguments, the call returns these."""
-        if not self._row.call.written():
-            return kernel
-        computed = self._row.call.computed
-
-        def writing(*arguments: Any, **keywords: Any) -> Any:
-            returned = kernel(*arguments, **keywords)
-            if isinstance(returned, Prepared):
-                return replace(returned, call=lambda: computed(computed_by(returned)), results=None)
-            return computed(returned)
-
-        return writing
 
 
 _ALWAYS_THERE_BYTES = 64 << 20
@@ -159,12 +113,14 @@ class _BoundKernel:
 
     Attributes:
         kernel: called with the arguments; may return `Prepared`.
-        operator: a call of the operator, whose schema says what is written.
+        operator: a call of the operator.
+        writes: whether the operator writes into arguments, by its schema.
         on_converted: gets what a set-up converts.
     """
 
     kernel: Callable[..., Any]
     operator: Call
+    writes: bool
     on_converted: Callable[[Sequence[str]], object]
     _call: Call | None = field(default=None, init=False)
     _prepared: Prepared | None = field(default=None, init=False)
@@ -190,9 +146,9 @@ class _BoundKernel:
         assert self._call is not None
         if self._prepared is not None and self._prepared.results is not None:
             returned = self._prepared.results(returned)
-        if self.operator.written():
-            return list(self._call.computed(returned))
-        return [returned] if returned is not None else []
+        if self.writes:
+            return self._call.computed(returned)
+        return returned if returned is not None else ()
 
     def _take(self, prepared: Prepared) -> None:
         self._has_set_up, self._prepared, self._invoke = True, prepared, prepared.call
@@ -216,11 +172,19 @@ class SuiteCandidate(JudgedReplay):
 
     def expect_memory(self) -> None:
         """Raises OutOfMemory if the device cannot hold the sets of arguments, the results and the reference."""
-        if (needed := self._row.bytes() * MEMORY_FACTOR) > _ALWAYS_THERE_BYTES:
+        if (needed := self._row.bytes() * self._memory_factor) > _ALWAYS_THERE_BYTES:
             self._sampling.expect_memory(needed)
 
     def _prepare(self) -> None:
-        self._row.make_call()
+        row = self._row
+        row.make_call()
+        try:
+            row.call.cloned().results()
+        except RuntimeError as error:
+            if isinstance(error, torch.OutOfMemoryError) or fatal_device_error(str(error)):
+                raise
+            # Cases are recorded on other devices, which have other dtypes and sizes of an operator.
+            raise Unsupported(f"torch refuses {overload_of(row.kernel_type)} here: {exception_line(error)}") from None
 
     def _referee(self, seed: int) -> Referee:
         return CaseReferee(self._row)
@@ -235,11 +199,15 @@ class SuiteCandidate(JudgedReplay):
     def _import(self, weights_seed: int) -> Callable[..., Any]:
         """Imports the kernel. Of a variant without a kernel of its own, the result calls the functional kernel."""
         source, overload = self._job.source, self._row.overload
+        if source is None:
+            # A frame of Python, which each kernel has, costs microseconds after a flush of the caches.
+            return lambda *arguments, **keywords: overload(*arguments, **keywords)
         kernel = self._load(overload)
-        return derive(overload, kernel) if source is not None and source.is_functional else kernel
+        return derive(overload, kernel) if source.is_functional else kernel
 
     def _construct(self, function: Callable[..., Any], inputs: LiveInputs, weights_seed: int) -> Constructed:
-        kernel = _BoundKernel(function, self._row.call, self._converted)
+        call = self._row.call
+        kernel = _BoundKernel(function, call, bool(call.written()), self._converted)
         return Constructed(kernel.launch, bind=kernel.bind)
 
     def _converted(self, conversions: Sequence[str]) -> None:

@@ -127,6 +127,7 @@ class Cuda(DeviceKind):
     kernel_language = "triton"
     dispatch_key = "CUDA"
     has_float64 = True
+    has_graphs = True
     has_bytes = True
 
     @cached_property
@@ -274,6 +275,9 @@ class CudaDevice(Accelerator):
             },
             state=self._nvml.state(),
         )
+
+    def readings(self) -> Mapping[str, float]:
+        return {name: float(value) for name, value in self._nvml.state().items() if isinstance(value, (int, float))}
 
     def instrument(self) -> Instrument:
         from opatlas.run.instruments.instrument import UnthrottledInstrument

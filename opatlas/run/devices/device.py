@@ -107,6 +107,7 @@ class DeviceKind(Kind):
         dispatch_key: the key of torch's dispatcher for operators on these devices.
         has_float64: whether formulas can be computed in float64 there.
         has_bytes: whether torch reads the bytes of a tensor there.
+        has_graphs: whether launches are recorded in a graph there, and replayed.
     """
 
     opener = ""
@@ -123,6 +124,7 @@ class DeviceKind(Kind):
     dispatch_key = ""
     has_float64 = False
     has_bytes = False
+    has_graphs = False
 
     @cached_property
     def fatal_errors(self) -> FatalErrors | None:
@@ -272,6 +274,10 @@ class Device:
 
     def synchronize(self) -> None:
         """Waits until all launched work has ended. Calls on a CPU return when they have ended."""
+
+    def readings(self) -> Mapping[str, float]:
+        """Returns clocks, power and the like as they are now, with their units in the names."""
+        return {}
 
     def bounded_memory(self) -> AbstractContextManager[None]:
         """Returns a context in which an allocation beyond the available memory fails before the system kills."""

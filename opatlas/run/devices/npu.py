@@ -141,6 +141,7 @@ class Npu(DeviceKind):
     resource = "NPU"
     kernel_language = "triton-ascend"
     dispatch_key = "PrivateUse1"
+    has_graphs = True
 
     @cached_property
     def fatal_errors(self) -> FatalErrors:

@@ -21,7 +21,7 @@ import torch
 from opatlas.row.errors import ReplayError
 from opatlas.run.devices.device import InstrumentMissing
 from opatlas.run.instruments.instrument import MeasureSettings
-from opatlas.run.instruments.kernel_records import MARK, KernelRecord, KernelRecords
+from opatlas.run.instruments.kernel_records import MARK, WRAP_NS, KernelRecord, KernelRecords
 
 NAME = "cupti"
 
@@ -86,7 +86,7 @@ class Layout:
         if address:
             name = names.get(address[0]) or names.setdefault(address[0], ctypes.string_at(address[0]).decode())
         # Launches are numbered in the order in which the host made them, whatever their streams.
-        return KernelRecord(correlation_id, name, start / 1000, (end - start) / 1000)
+        return KernelRecord(correlation_id, name, start % WRAP_NS / 1000, (end - start) / 1000)
 
 
 class CuptiRecorder:

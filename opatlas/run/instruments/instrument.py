@@ -349,6 +349,7 @@ class UnthrottledInstrument:
 
     Attributes:
         name: name of the wrapped instrument.
+        wrapped: the wrapped instrument.
     """
 
     def __init__(
@@ -364,7 +365,7 @@ class UnthrottledInstrument:
             sleep: waits some seconds; replaced in tests.
         """
         self.name = instrument.name
-        self._instrument = instrument
+        self.wrapped = instrument
         self._throttles = throttles
         self._sleep = sleep
 
@@ -375,14 +376,14 @@ class UnthrottledInstrument:
         """
         pauses = [_PAUSE_S] * _MOST_PAUSES
         dropped, reasons = 0, self._wait(pauses)
-        samples = self._instrument.sample(call, before_each, rule)
+        samples = self.wrapped.sample(call, before_each, rule)
         reasons = self._throttles() or reasons
         again = rule.again() if reasons and pauses else None
         if again is not None:
             dropped = len(samples.durations_us)
             # The throttling of a short row comes from an earlier row. A long row is measured in its own steady state.
             reasons = self._wait(pauses) if sum(samples.durations_us) < _OWN_THROTTLING_US else ()
-            samples = self._instrument.sample(call, before_each, again)
+            samples = self.wrapped.sample(call, before_each, again)
             reasons = self._throttles() or reasons
         were = "sample was" if dropped == 1 else "samples were"
         notes = [f"{dropped} {were} dropped: the device was throttled"] if dropped else []

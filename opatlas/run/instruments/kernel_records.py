@@ -31,6 +31,8 @@ MARK = "spin_kernel"
 _LENGTH = re.compile(r"\d+")
 #: Innermost template arguments.
 _BRACKETS = re.compile(r"<[^<>]*>")
+#: Times of kernels wrap after a day: since 1970 their microseconds would be rounded to quarters.
+WRAP_NS = 10**14
 #: Approximate duration of a queue of samples. Time limits are checked only between queues.
 _QUEUE_S = 0.05
 
@@ -77,7 +79,7 @@ class KernelRecords:
         """
         self.name = recorder.name
         self._recorder = recorder
-        self._mark = mark
+        self.mark = mark
         self._synchronize = synchronize
 
     def sample(self, call: Callable[[], object], before_each: Callable[[], None] | None, rule: Rule) -> Samples:
@@ -123,10 +125,17 @@ class KernelRecords:
             for _ in range(count):
                 if before_each:
                     before_each()
-                self._mark()
+                self.mark()
                 call()
-                self._mark()
+                self.mark()
             return records()
+
+    def launches(self, call: Callable[[], object], count: int) -> list[KernelRecord]:
+        """Returns what some calls run, in the order of their starts: the kernels of a graph are one launch."""
+        with self._recorder.recording() as records:
+            for _ in range(count):
+                call()
+            return sorted(records(), key=lambda record: record.start_us)
 
     def _calls_at_once(self, call: Callable[[], object], before_each: Callable[[], None] | None) -> int:
         # Includes unfinished work of earlier calls, so that the queue may become too short but not too long.
@@ -213,7 +222,9 @@ class KinetoRecorder:
             assert results is not None
             return [
                 # On one stream kernels start in the order of their launches.
-                KernelRecord(event.start_ns(), event.name(), event.start_ns() / 1000, event.duration_ns() / 1000)
+                KernelRecord(
+                    event.start_ns(), event.name(), event.start_ns() % WRAP_NS / 1000, event.duration_ns() / 1000
+                )
                 for event in results.events()
                 if event.device_type() == DeviceType.CUDA and not event.is_user_annotation()
             ]

@@ -1,0 +1,387 @@
+"""The layers of a step, built from the calls of a model: each call reads what an earlier one wrote.
+
+A call is that of a row of its kernel type, made by the replay of that type. What it reads of the layer is what an
+earlier call wrote (`_LINKS`); its weights and caches are its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from opatlas.row.communication import BY_KERNEL_TYPE
+from opatlas.row.errors import Unsupported
+from opatlas.row.location import public_version
+from opatlas.run.devices.device import Device
+from opatlas.run.group import ALONE
+from opatlas.run.implementation import KernelSource, load_kernel
+from opatlas.run.implementation_catalog import find_implementations
+from opatlas.run.inputs.replay_row import ReplayRow
+from opatlas.run.kernel_call import KernelCall, OperatorMode, flat_tensors, is_free
+from opatlas.run.registry import replay_spec, replays_of_bench, select_arguments
+from opatlas.run.result_check import Checked, Formula, check
+from opatlas.theory.model_calls import ModelCall
+
+#: What the first arguments of a part's call read, and what its results are: names of values of a layer; "" for none.
+_LINKS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    **dict.fromkeys(("attention_norm", "ffn_norm"), (("out", "residual"), ("x", "", "residual"))),
+    "qkv": (("x",), ("qkv",)),
+    "q_kv_a": (("x",), ("latents",)),
+    "query_norm": (("query",), ("query",)),
+    "key_norm": (("key",), ("key",)),
+    "q_b": (("query",), ("q_b",)),
+    "rope": (("query", "key"), ("query", "key")),
+    "latent_rope": (("query_rope",), ("query_rope",)),
+    "cache": (("key", "value", "key_cache", "value_cache"), ("key_cache", "value_cache")),
+    "latent_cache": (("latent", "", "", "", "", "rope_cache", "latent_cache"), ("rope_cache", "latent_cache")),
+    "query_absorb": (("query_nope",), ("absorbed",)),
+    "attention": (("query", "key", "value"), ("attended",)),
+    "paged_attention": (("query", "key_cache", "value_cache"), ("attended",)),
+    "latent_attention": (("absorbed", "latent_cache", "latent_cache"), ("attended",)),
+    "value_up": (("attended",), ("attended",)),
+    "o_proj": (("attended",), ("out",)),
+    "gate_up": (("x",), ("gate_up",)),
+    "act": (("gate_up",), ("act",)),
+    "down": (("act",), ("out",)),
+    "router": (("x",), ("logits",)),
+    "gating": (("logits",), ("shares", "experts")),
+    "permute": (("x", "experts"), ("rows", "positions")),
+    "experts_gate_up": (("rows",), ("gate_up",)),
+    "experts_act": (("gate_up",), ("act",)),
+    "experts_down": (("act",), ("rows",)),
+    "unpermute": (("rows", "positions", "shares"), ("out",)),
+    "shared_gate_up": (("x",), ("shared",)),
+    "shared_act": (("shared",), ("shared",)),
+    "shared_down": (("shared",), ("shared",)),
+    "experts_add": (("out", "shared"), ("out",)),
+}
+#: Kernel types whose calls have the links of another name: latent attention has other parts of the same names.
+_OF_TYPES = {
+    "InterleaveRope": "latent_rope",
+    "KvRmsNormRopeCache": "latent_cache",
+    **dict.fromkeys(("RINGMLAPrefillBF16Kernel", "SparseFlashAttention"), "other_attention"),
+}
+#: Values that are columns of another one: its name, and the end that they stand at.
+_COLUMNS = {"query": ("qkv", "latents"), "key": ("qkv",), "value": ("qkv",), "latent": ("latents",)}
+#: Parts of the layers of a kind; all others are in each layer.
+_DENSE = ("gate_up", "gate_up_quant", "act", "down", "down_quant")
+_OF_EXPERTS = ("router", "gating", "permute", "experts_", "unpermute", "shared_")
+#: Values that last from layer to layer.
+_LASTING = ("out", "residual")
+#: Kernel types whose weight is the second argument, which is scaled for results of size 1.
+_PRODUCTS = ("MatMul", "BatchMatMul", "TransposeBatchMatMul", "GroupedMatmul")
+#: The most elements of a result that are compared after the measurement.
+_COMPARED = 4096
+#: Operators that allocate a result that something else writes.
+_ALLOCATIONS = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+
+
+def kind_of_layer(part: str) -> str:
+    """Returns the kind of the layers with a part: "dense", "moe", or "" for a part of each layer."""
+    return "dense" if part in _DENSE else "moe" if part.startswith(_OF_EXPERTS) else ""
+
+
+def calls_of_layers(calls: Sequence[ModelCall], layers: str) -> Iterator[list[ModelCall]]:
+    """Yields the calls of each layer of a cell of Step Layers, such as `4` or `1 dense + 3 moe`.
+
+    Collectives are left out. The norm before a layer is that of all layers but the first one.
+    """
+    for text in layers.split("+"):
+        count, _, kind = text.strip().partition(" ")
+        chosen = [call for call in calls if call.layers and call.kernel_type not in BY_KERNEL_TYPE]
+        if any((call.part, call.kernel_type) == ("attention_norm", "AddRmsNorm") for call in chosen):
+            chosen = [call for call in chosen if (call.part, call.kernel_type) != ("attention_norm", "RmsNorm")]
+        of_kind = [call for call in chosen if kind_of_layer(call.part) in ("", kind or kind_of_layer(call.part))]
+        for _ in range(int(count)):
+            yield [call for each in of_kind for call in [each] * each.calls]
+
+
+class _Recorded:
+    """Stands for `replay`: keeps the call of a row in place of measuring it."""
+
+    def __call__(
+        self,
+        impl: Callable[..., Any],
+        *arguments: Any,
+        expected: Formula,
+        mutates: Sequence[int | str] = (),
+        overwrites: Sequence[int | str] = (),
+        output_slots: Sequence[int | None] | Mapping[int, int] | None = None,
+        **keywords: Any,
+    ) -> None:
+        self.impl, self.arguments, self.keywords = impl, list(arguments), keywords
+        self.expected, self.changed = expected, {"mutates": mutates, "overwrites": overwrites}
+        self.outputs = None if output_slots is None else len(output_slots)
+
+
+class _Values(dict[str, torch.Tensor]):
+    """The values of a layer by name."""
+
+    def view(self, name: str, like: torch.Tensor) -> torch.Tensor | None:
+        """Returns a value in the shape of `like`, without a copy; None if there is none of that dtype and size."""
+        value = self.get(name)
+        if name in ("query_rope", "query_nope") and value is None and "q_b" in self:
+            # Of each head the last or the first numbers.
+            by_head: torch.Tensor = self["q_b"].unflatten(-1, (like.numel() // (len(self["q_b"]) * like.shape[-1]), -1))
+            if name == "query_nope":
+                return by_head[..., : like.shape[-1]].transpose(0, 1)
+            return by_head[..., -like.shape[-1] :].view(like.shape)
+        packed = next((self[of] for of in _COLUMNS.get(name, ()) if of in self), None)
+        if value is None and packed is not None:
+            width, total = like.numel() // len(packed), packed.shape[-1]
+            start = {"query": 0, "key": total - 2 * width}.get(name, total - width)
+            value = packed[:, start : start + width]
+        if value is None or value.dtype != like.dtype or value.numel() < like.numel():
+            return None
+        if name == "absorbed":
+            value = value.transpose(0, 1)
+        try:
+            # Of a cache the first pages.
+            return (
+                value.view(like.shape)
+                if value.numel() == like.numel()
+                else value.view(-1, *like.shape[1:])[: len(like)]
+            )
+        except RuntimeError:
+            return None
+
+
+class _Placed(OperatorMode):
+    """Lets the operators of a call write their results where those of its first call lie, which other calls read.
+
+    Without it each launch writes into new memory. Operators without such a form are left as they are.
+    """
+
+    def __init__(self, *, is_torch: bool) -> None:
+        """`is_torch` says that the call launches nothing besides operators of torch."""
+        super().__init__()
+        self._is_torch, self._number, self._working = is_torch, 0, 0
+        #: Of the first call, what allocated the memory at an address.
+        self._made: dict[int, tuple[int, Any, torch.Tensor]] | None = {}
+        self._places: dict[int, tuple[Any, torch.Tensor]] = {}
+        #: The whole call, where it is one operator that has a place.
+        self._direct: Callable[[], object] | None = None
+
+    def make(self, operator: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+        allocates = operator.overloadpacket.__name__ in _ALLOCATIONS
+        if is_free(operator) and not allocates:
+            # Some views are made in the first call only.
+            return operator(*arguments, **keywords)
+        number, self._number = self._number, self._number + 1
+        self._working += not allocates
+        if number in self._places:
+            form, place = self._places[number]
+            if form is None:
+                return place
+            self._direct = partial(form, *arguments, **keywords, out=place)
+            return self._direct()
+        found = operator(*arguments, **keywords)
+        is_made = isinstance(found, torch.Tensor) and not operator._schema.returns[0].alias_info
+        if is_made and self._made is not None:
+            self._made[found.untyped_storage().data_ptr()] = number, operator, found
+        return found
+
+    def keep(self, results: Sequence[torch.Tensor]) -> None:
+        """Ends the first call: from now on its results stay where they are."""
+        by_address, self._made = self._made or {}, None
+        for result in results:
+            number, operator, made = by_address.get(result.untyped_storage().data_ptr(), (-1, None, result))
+            allocates = operator is not None and operator.overloadpacket.__name__ in _ALLOCATIONS
+            if operator is not None and (allocates or with_out(operator)):
+                self._places[number] = (None if allocates else with_out(operator)), made
+
+    def again(self, call: Callable[[], object]) -> None:
+        """Makes a call that `launch` has made, with nothing between that an engine would not have."""
+        if self._direct is not None and self._is_torch and self._working == 1:
+            self._direct()
+        else:
+            self.launch(call)
+
+    def launch(self, call: Callable[[], object]) -> None:
+        """Makes the call."""
+        self._number, self._working = 0, 0
+        if self._places:
+            with self:
+                call()
+        else:
+            call()
+
+
+def with_out(operator: Any) -> Any:
+    """Returns the form of an operator of torch that writes its result into an argument; None if it has none."""
+    if operator.overloadpacket.__name__ == "_to_copy":
+        return lambda source, *, out, **how: out.copy_(source)
+    own = [(each.name, str(each.type)) for each in operator._schema.arguments]
+    for name in operator.overloadpacket.overloads():
+        form = getattr(operator.overloadpacket, name)
+        given = [(each.name, str(each.type)) for each in form._schema.arguments if not each.is_out]
+        if given == own and len(form._schema.arguments) == len(own) + 1:
+            return form
+    return None
+
+
+@dataclass
+class StepCall:
+    """A call of a built layer; `launch` makes it, after the calls before it."""
+
+    part: str
+    call: KernelCall
+    placed: _Placed
+    reference: Sequence[torch.Tensor] = ()
+
+    def launch(self) -> None:
+        self.placed.again(self.call.launch)
+
+    def sample(self) -> list[torch.Tensor]:
+        """Returns some elements of each result of real numbers, as they are now."""
+        real = [each for each in self.call.results() if each is not None and each.is_floating_point()]
+        return [each.flatten()[:: max(1, each.numel() // _COMPARED)].float() for each in real]
+
+
+class BuiltLayers:
+    """The calls of some layers, each made once and checked.
+
+    Attributes:
+        calls: in the order of their launches.
+        alone_us: of each part what `measure_alone` returned for its first call.
+        checked: the comparison of each call with its formula.
+        ran: names and versions of the implementations that ran.
+        notes: what differs from a step.
+    """
+
+    def __init__(
+        self, device: Device, stack: Mapping[str, KernelSource], measure_alone: Callable[[KernelCall], float]
+    ) -> None:
+        """
+        Args:
+            stack: the functions of kernel types that the default does not run.
+            measure_alone: measures a call outside of the step.
+        """
+        self.calls: list[StepCall] = []
+        self.alone_us: dict[str, float] = {}
+        self.checked: list[Checked] = []
+        self.ran: dict[str, None] = {}
+        self.notes: dict[str, None] = {}
+        self._device, self._stack, self._measure_alone = device, stack, measure_alone
+        self._values = _Values()
+        #: Tensors that a pass begins with, and their values.
+        self._given: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def add(self, layer: Sequence[ModelCall]) -> None:
+        """Adds a layer. Raises Unsupported if a call has no replay, and WrongResult."""
+        for known in set(self._values) - set(_LASTING):
+            del self._values[known]
+        for call in layer:
+            self._build(call)
+
+    def run(self, before_each: Callable[[], object] = lambda: None) -> None:
+        """Makes all calls once, and `before_each` before each of them and at the end."""
+        for tensor, value in self._given:
+            tensor.copy_(value)
+        for each in self.calls:
+            before_each()
+            each.launch()
+        before_each()
+
+    def _build(self, call: ModelCall) -> None:
+        """Makes a call for the first time, checks it, and adds it; the first of a part is measured alone."""
+        function = replays_of_bench().get(call.kernel_type)
+        spec = replay_spec(function)
+        if function is None or spec is None:
+            raise Unsupported(f"{call.part}: {call.kernel_type} has no replay")
+        recorded, row = _Recorded(), ReplayRow(call.kernel_type, call.cells, self._device.torch_device)
+        function(**select_arguments(function, row=row, replay=recorded, group=ALONE))
+        writes = self._link(call, recorded)
+        own, placed = self._first_call(call.part, self._stack.get(call.kernel_type), spec.npu, recorded)
+        if call.kernel_type.startswith(_PRODUCTS) and (weights := flat_tensors(recorded.arguments[1])):
+            # Without it values grow from layer to layer.
+            size = flat_tensors(own.results())[0].float().std().clamp(min=1e-6)
+            for weight in weights:
+                weight.div_(size)
+            placed.launch(own.launch)
+        computed = own.kept_results()[: recorded.outputs]
+        arguments, keywords = own.originals()
+        self.checked.append(check(recorded.expected, arguments, keywords, computed, row.seed))
+        if not self.calls:
+            # It reads what the last call of the layer before would have written.
+            self._given = [(each, each.clone()) for each in arguments[:2] if isinstance(each, torch.Tensor)]
+        if call.part not in self.alone_us:
+            self.alone_us[call.part] = self._measure_alone(own)
+        placed.launch(own.repeat)
+        places = [each.data_ptr() for each in own.returned()]
+        placed.launch(own.repeat)
+        if places != [each.data_ptr() for each in own.returned()]:
+            self.notes[f"what reads {call.part} reads it from elsewhere"] = None
+        own.forget()
+        self.calls.append(StepCall(call.part, own, placed))
+        for name, result in zip(writes, own.results(), strict=False):
+            if name and result is not None:
+                self._values[name] = result
+
+    def _link(self, call: ModelCall, recorded: _Recorded) -> Sequence[str]:
+        """Lets a call read what others of the layer wrote; returns the names of its results."""
+        keywords, values = recorded.keywords, self._values
+        part = _OF_TYPES.get(call.kernel_type, call.part.removesuffix("_quant"))
+        if part in ("attention", "window_attention"):
+            pages = "latent_" if keywords.get("query_rope") is not None else "paged_"
+            part = f"{pages if keywords.get('block_table') is not None else ''}attention"
+        reads, writes = _LINKS.get(part, ((), ()))
+        named = {"query_rope": "query_rope", "key_rope": "rope_cache"}
+        if call.part.endswith("_quant"):
+            writes = ("quantized", "scales")
+        elif "quantized" in values and reads:
+            reads, named = ("quantized",), {"pertoken_scale": "scales", "per_token_scale": "scales"}
+        places: list[tuple[Any, int | str, str]] = [(recorded.arguments, at, name) for at, name in enumerate(reads)]
+        places += [(keywords, key, name) for key, name in named.items() if keywords.get(key) is not None]
+        for holder, at, name in places:
+            given = holder[at]
+            (like,) = flat_tensors(given)
+            view = values.view(name, like)
+            if view is not None:
+                holder[at] = [view] if isinstance(given, list) else view
+            elif name and self.calls and name not in writes:
+                self.notes[f"{call.part} reads no {name} of the layer"] = None
+        values.pop("quantized", None)
+        if "group_list" in keywords and "experts" in values:
+            ends = torch.bincount(values["experts"].flatten(), minlength=len(keywords["group_list"])).cumsum(0)
+            keywords["group_list"] = ends.to(keywords["group_list"].dtype)
+        return writes
+
+    def _first_call(
+        self, part: str, source: KernelSource | None, npu: str | None, recorded: _Recorded
+    ) -> tuple[KernelCall, _Placed]:
+        """Calls the kernel of an implementation, or the default one if it refuses the row."""
+        impl, name = recorded.impl, source.implementation if source else f"torch {public_version(torch.__version__)}"
+        kernel = load_kernel(source, impl) if source else self._device.kernel(impl, npu)
+        placed = _Placed(is_torch=source is None)
+        own = KernelCall(
+            kernel, recorded.arguments, recorded.keywords, **recorded.changed, may_lack_results=source is not None
+        )
+        try:
+            with placed:
+                own.start()
+            if own.prepared is not None:
+                placed = _Placed(is_torch=source is None)
+                with placed:
+                    own.first_prepared()
+        except Unsupported as error:
+            if source is None:
+                raise
+            self.notes[f"{part} by torch: {error}"] = None
+            return self._first_call(part, None, npu, recorded)
+        self.ran[name] = None
+        placed.keep(own.returned())
+        return own, placed
+
+
+def read_stack(text: str, kind: str) -> Mapping[str, KernelSource]:
+    """Returns the functions of a cell of Step Stack by kernel type: `flashinfer AddRmsNorm SwiGlu; liger RmsNorm`."""
+    found: dict[str, KernelSource] = {}
+    for name, *kernel_types in filter(None, map(str.split, text.split(";"))):
+        (implementation,) = find_implementations([name], kind)
+        found |= {each: source for each in kernel_types if (source := implementation.source(each)) is not None}
+    return found

@@ -1,0 +1,130 @@
+"""The steps of --step as rows: which layers are built, how they are launched, and who runs which kernel type."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from opatlas.data.database import Database
+from opatlas.options import at_least, one_of
+from opatlas.row import columns as col
+from opatlas.row.location import default_path
+from opatlas.run.devices.device import DeviceKind, DeviceSpec, kind_named
+from opatlas.run.implementation import Implementation
+from opatlas.run.implementation_catalog import find_implementations
+from opatlas.run.registry import RowSource
+
+if TYPE_CHECKING:
+    from opatlas.theory.model_step import Step
+
+#: The kernel type of steps, and the folder of their table in the database of the kernels.
+STEP_TYPE, FOLDER = "Step", "steps"
+#: The most layers that are built without `layers=`.
+_LAYERS = 4
+_LAUNCHES = ("graph", "eager")
+_BUILDING = {"layers": at_least(1), "launch": one_of(_LAUNCHES)}
+
+
+class StepChoice(NamedTuple):
+    """A step of --step: how many layers are built, and how they are launched; None: as model and device allow."""
+
+    step: Step
+    layers: int | None = None
+    launch: str | None = None
+
+
+def read_choice(text: str) -> StepChoice:
+    """Reads a step, perhaps with `layers=N` and `launch=eager`, as a reader of `opatlas.options`."""
+    # The models take 50 ms to import, which other sessions do without.
+    from opatlas.theory.model_step import Step
+
+    built: dict[str, Any] = {}
+    words = []
+    for word in text.split(","):
+        name, _, value = word.strip().partition("=")
+        if name in _BUILDING:
+            built[name] = _BUILDING[name](value)
+        else:
+            words.append(word)
+    return StepChoice(Step.read(",".join(words)), **built)
+
+
+def steps(option: argparse.Namespace, devices: Sequence[DeviceSpec]) -> RowSource:
+    """Returns the steps that --step names. The implementations of the session are one stack."""
+    kind = kind_named(devices[0].kind)
+
+    def rows(database: Database) -> tuple[Mapping[str, Sequence[Mapping[str, str]]], Sequence[str]]:
+        names, folders = _of_kernels(database.path.parent, kind.implementation)
+        stack = find_implementations(option.implementation or names, kind.name)
+        usable = [each for each in stack if not each.missing]
+        cells = [_cells(choice, kind, usable, folders) for choice in option.step]
+        return {STEP_TYPE: cells}, [f"{each.name}: {each.missing}" for each in stack if each.missing]
+
+    return RowSource(
+        argparse.Namespace(**{**vars(option), "implementation": ()}),
+        lambda name: kind_named(name).named_by,
+        default_path,
+        unit="step",
+        verb="measure",
+        rows=rows,
+        is_listed=True,
+        subfolder=FOLDER,
+    )
+
+
+def _of_kernels(path: Path, default: str) -> tuple[Sequence[str], Mapping[str, Path]]:
+    """Returns the stack that a database of kernels names, and the folders of its implementations."""
+    from opatlas.ask.query.implementation_answers import ImplementationAnswers
+    from opatlas.ask.query.model_cost import default_stack
+
+    if not Database(path).kernel_types():
+        return (default,), {}
+    answers = ImplementationAnswers(path)
+    return default_stack(answers), {name: each.path for name, each in answers.implementations.items()}
+
+
+def _cells(
+    choice: StepChoice, kind: DeviceKind, stack: Sequence[Implementation], folders: Mapping[str, Path]
+) -> Mapping[str, str]:
+    """Returns the row of a step. Raises UsageError."""
+    from opatlas.theory.model_calls import step_calls
+    from opatlas.theory.sources import resolve_model
+
+    calls = step_calls(resolve_model(choice.step.model), choice.step)
+    own = {call.part: call for call in calls}
+    dense, experts = (own[part].layers if part in own else 0 for part in ("gate_up", "router"))
+    count = min(choice.layers or _LAYERS, dense + experts)
+    layers = f"1 dense + {count - 1} moe" if dense and experts and count > 1 else str(count)
+    shape, dtype = (own["ffn_norm"].cells[column].split(";")[0] for column in (col.INPUT_SHAPES, col.INPUT_DTYPES))
+    tensors = {col.INPUT_SHAPES: shape, col.INPUT_DTYPES: dtype, col.OUTPUT_SHAPES: shape, col.OUTPUT_DTYPES: dtype}
+    tensors |= dict.fromkeys((col.INPUT_FORMATS, col.OUTPUT_FORMATS), "ND")
+    return {
+        **dict.fromkeys(col.BASE, ""),
+        **tensors,
+        col.INPUT_FORMATS: "ND",
+        col.OUTPUT_FORMATS: "ND",
+        col.STEP: str(choice.step),
+        col.STEP_LAYERS: layers,
+        col.STEP_LAUNCH: choice.launch or ("graph" if kind.has_graphs else "eager"),
+        col.STEP_ROUTING: "random" if experts else "",
+        col.STEP_STACK: _stack_cell(dict.fromkeys(call.kernel_type for call in calls if call.layers), stack, folders),
+    }
+
+
+def _stack_cell(kernel_types: Iterable[str], stack: Sequence[Implementation], folders: Mapping[str, Path]) -> str:
+    """Returns who runs which kernel types, without the default: `flashinfer AddRmsNorm SwiGlu; liger RmsNorm`.
+
+    It is the first of the stack that has rows of a kernel type, as `opatlas model` answers; else the first with a
+    function.
+    """
+    found: dict[str, list[str]] = {}
+    for kernel_type in kernel_types:
+        able = [each for each in stack if each.is_default or each.source(kernel_type) is not None]
+        tables = {each.name: folders[each.name] / f"{kernel_type}.csv" for each in able if each.name in folders}
+        measured = [each for each in able if each.name in tables and tables[each.name].is_file()]
+        chosen = next(iter([*measured, *able]), None)
+        if chosen is not None and not chosen.is_default:
+            found.setdefault(chosen.name, []).append(kernel_type)
+    return "; ".join(" ".join([name, *kernel_types]) for name, kernel_types in found.items())

@@ -1,0 +1,107 @@
+"""Exports of nsys: kernels with their operators and sizes, told by share, and their timeline; no rows."""
+
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from opatlas.capture.cases import Aggregate
+from opatlas.capture.launches import SkipReason
+from opatlas.capture.nsys import nsys_launches
+from opatlas.cli.main import main
+from opatlas.errors import TableError
+
+PROCESS, OTHER = 7 << 24, 8 << 24
+NAMES = {1: "void gemm<float>(float*)", 2: "gemm", 3: "ncclDevKernel_AllReduce", 4: "aten::relu"}
+SIZES = "aten::mm, seq = 12, op_id = 5, sizes = [[8, 16], [16, 4], [[3], [3]]]"
+TABLES = {
+    "StringIds": ("id, value", list(NAMES.items())),
+    "TARGET_INFO_GPU": ("id, name", [(0, "NVIDIA H200")]),
+    "CUPTI_ACTIVITY_KIND_KERNEL": (
+        'start, "end", deviceId, streamId, correlationId, globalPid, shortName, demangledName',
+        [
+            (2000, 5000, 0, 7, 1, PROCESS, 2, 1),
+            (5000, 6000, 0, 7, 2, PROCESS, 2, 1),
+            (7000, 11000, 0, 8, 3, PROCESS, 3, 3),
+            (12000, 13000, 0, 7, 9, OTHER, 2, 1),
+        ],
+    ),
+    "CUPTI_ACTIVITY_KIND_MEMCPY": (
+        'start, "end", deviceId, streamId, correlationId, globalPid, bytes, copyKind',
+        [(11000, 11500, 0, 7, 4, PROCESS, 64, 1)],
+    ),
+    "CUPTI_ACTIVITY_KIND_RUNTIME": (
+        'start, "end", globalTid, correlationId, nameId',
+        [(1000, 1100, PROCESS + 1, 1, 0), (1500, 1600, PROCESS + 1, 2, 0), (6500, 6600, PROCESS + 1, 3, 0)],
+    ),
+    "NVTX_EVENTS": (
+        'start, "end", eventType, globalTid, text, textId',
+        [
+            (100, 9000, 59, PROCESS + 1, "iteration 3", None),
+            (900, 1200, 59, PROCESS + 1, "aten::linear, seq = 11, op_id = 4", None),
+            (950, 1190, 59, PROCESS + 1, SIZES, None),
+            (1400, 1700, 59, PROCESS + 1, None, 4),
+            (1450, 1460, 59, PROCESS + 1, "aten::empty", None),
+            (900, 2000, 59, PROCESS + 2, "aten::other", None),
+        ],
+    ),
+}
+
+
+@pytest.fixture
+def export(tmp_path: Path) -> Path:
+    path = tmp_path / "report1.sqlite"
+    with sqlite3.connect(path) as database:
+        for table, (columns, rows) in TABLES.items():
+            database.execute(f"CREATE TABLE {table} ({columns})")
+            database.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * len(rows[0]))})", rows)
+    database.close()
+    return path
+
+
+def test_kernels_have_the_operator_and_the_sizes_of_the_innermost_range(export: Path) -> None:
+    read = nsys_launches(export)
+    told = [(each.kernel_type, each.dimensions, each.step[:11], each.launched_ns) for each in read.launches]
+    assert told == [
+        ("aten::mm", "8,16;16,4;3;3", "iteration 3", 1000),
+        ("aten::relu", "", "iteration 3", 1500),
+        ("ncclDevKernel_AllReduce", "", "iteration 3", 6500),
+        ("Memcpy HtoD", "", "", None),
+        ("gemm", "", "", None),
+    ]
+    assert read.device_name == "NVIDIA_H200"
+
+
+def test_every_launch_is_left_out_with_its_share(export: Path) -> None:
+    aggregate = Aggregate()
+    aggregate.add_file(export)
+    shares = {(reason, each.kernel_type): each.share for reason, each in aggregate.account.time_left_out}
+    total = 3000 + 1000 + 4000 + 500 + 1000
+    assert shares == {
+        (SkipReason.COLLECTIVE, "ncclDevKernel_AllReduce"): 4000 / total,
+        (SkipReason.NO_DTYPES, "aten::mm 8,16;16,4;3;3"): 3000 / total,
+        (SkipReason.NO_DTYPES, "aten::relu"): 1000 / total,
+        (SkipReason.NO_DTYPES, "gemm"): 1000 / total,
+        (SkipReason.MEMORY_COPY, "Memcpy HtoD"): 500 / total,
+    }
+    (device,) = aggregate.account.devices
+    assert (device.span_us, device.busy_us, device.idle_us) == (11, 9.5, 1.5)
+
+
+def test_a_diagnosis_has_the_timeline(export: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diagnose", str(export), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["collectives"], found["device"]) == (1, "NVIDIA_H200")
+    (timeline,) = found["timelines"]
+    assert (timeline["span_us"], timeline["busy_us"]) == (11, 9.5)
+    assert [(gap["idle_us"], gap["launch_bound"]) for gap in timeline["gaps"]] == [(1.0, True), (0.5, False)]
+
+
+def test_an_export_without_kernels_is_told_how_to_record_them(export: Path) -> None:
+    with sqlite3.connect(export) as database:
+        database.execute("DROP TABLE CUPTI_ACTIVITY_KIND_KERNEL")
+        database.execute("DROP TABLE CUPTI_ACTIVITY_KIND_MEMCPY")
+    database.close()
+    with pytest.raises(TableError, match="cuda-graph-trace=node"):
+        nsys_launches(export)

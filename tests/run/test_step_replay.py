@@ -1,0 +1,175 @@
+"""Layers of a small model on the CPU: what calls read, a toy graph, a result that went wrong."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+import torch
+from sessions import ROOT, Sessions
+
+from opatlas.row.columns import STEP, STEP_LAUNCH, STEP_LAYERS
+from opatlas.row.errors import WrongResult
+from opatlas.run import step_replay
+from opatlas.run.devices.device import DeviceSpec, open_device
+from opatlas.run.instruments.instrument import MeasureSettings
+from opatlas.run.instruments.kernel_records import MARK, KernelRecord, KernelRecords
+from opatlas.run.job import Job
+from opatlas.run.kernel_call import OperatorMode, is_free
+
+SETTINGS = MeasureSettings(repeat_count=1, cache="warm", threads=1)
+CONFIG = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "q_lora_rank": 64,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "vocab_size": 256,
+    "torch_dtype": "bfloat16",
+    "scoring_func": "sigmoid",
+}
+GAP_US = 0.5
+
+
+class ToyDevice(OperatorMode):
+    """Records the operators of torch as its kernels, each of 2 us."""
+
+    name = "toy"
+
+    def __init__(self):
+        super().__init__()
+        self.records = []
+
+    def launch(self, name):
+        self.records.append(KernelRecord(1, name, len(self.records) * (2.0 + GAP_US), 2.0))
+
+    def make(self, operator, arguments, keywords):
+        if not is_free(operator):
+            self.launch(str(operator))
+        return operator(*arguments, **keywords)
+
+    @contextmanager
+    def recording(self):
+        self.records.clear()
+        with self:
+            yield lambda: list(self.records)
+
+
+class ToyGraph:
+    """A graph that makes the calls again."""
+
+    def replay(self):
+        self.run()
+
+
+@pytest.fixture
+def replay_of(tmp_path, monkeypatch):
+    monkeypatch.setattr(step_replay, "_SUSTAINED_S", 0.001)
+    monkeypatch.setattr(step_replay, "_BURST", 1)
+    monkeypatch.setattr(step_replay, "_RECORDED", 2)
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    device = open_device(DeviceSpec("cpu", name="toy"), SETTINGS)
+    monkeypatch.setattr(device, "flush_cache", lambda touched=None: None)
+
+    def make(layers, launch="eager", instrument=None):
+        cells = {STEP: f"{tmp_path},batch=3,context=40", STEP_LAYERS: layers, STEP_LAUNCH: launch}
+        job = Job("bench.test_steps", "", "test_step", "Step", cells, 60)
+        return step_replay.StepReplay(job, device, instrument or device.instrument(), SETTINGS)
+
+    return make
+
+
+@torch.no_grad()
+def test_each_call_reads_what_an_earlier_one_wrote_and_is_right_in_place(replay_of):
+    replay = replay_of("1 dense + 1 moe")
+    replay()
+    measurement = replay.outcome.measurement
+    # No call reads a copy, and no result lies elsewhere at the next launch.
+    assert measurement.assumptions == ()
+    assert measurement.execution.max_error < 1
+    parts = {each.part for each in replay._layers.calls}
+    assert {"q_kv_a", "attention", "down", "permute", "experts_down", "experts_add"} <= parts
+    for part in parts:
+        assert measurement.counters[f"{part}(us)"] > 0 < measurement.counters[f"{part} alone(us)"]
+    first, second = ([each.call for each in replay._layers.calls if each.part == name] for name in ("down", "q_kv_a"))
+    assert len(first) == 1, "only the first layer is dense"
+    weights = [call.inputs[1] for call in second]
+    assert weights[0].data_ptr() != weights[1].data_ptr()
+
+
+@torch.no_grad()
+def test_records_of_a_graph_are_told_by_call(replay_of):
+    toy = ToyDevice()
+    records = KernelRecords(toy, lambda: toy.launch(MARK), lambda: None)
+    replay = replay_of("1", "graph", records)
+
+    @contextmanager
+    def graph(made):
+        made.run = replay.made
+        yield
+
+    def captured(run):
+        replay.made = run
+        return original(run)
+
+    original, replay._captured = replay._captured, captured
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    replay._module = SimpleNamespace(
+        CUDAGraph=ToyGraph,
+        graph=graph,
+        Stream=lambda: stream,
+        current_stream=lambda: stream,
+        stream=lambda one: contextmanager(lambda: iter([None]))(),
+    )
+    replay._measured_alone = lambda own: 1.0
+    replay._layers._measure_alone = lambda own: 1.0
+    replay()
+    counters = replay.outcome.measurement.counters
+    assert replay.outcome.measurement.assumptions == ()
+    kernels = replay.outcome.measurement.device_kernels
+    assert counters["kernels(us)"] == pytest.approx(2.0 * kernels)
+    assert counters["gaps(us)"] == pytest.approx(GAP_US * kernels)
+    assert counters["down(us)"] == 2.0
+    assert counters["down gap(us)"] == GAP_US
+
+
+@torch.no_grad()
+def test_results_that_changed_since_the_first_pass_are_wrong(replay_of):
+    replay = replay_of("1")
+    measured = replay._measured
+
+    def spoil(run, in_place):
+        next(each for each in replay._layers.calls if each.part == "o_proj").call.inputs[1].mul_(2)
+        return measured(run, in_place)
+
+    replay._measured = spoil
+    with pytest.raises(WrongResult, match="o_proj"):
+        replay()
+
+
+def test_a_step_is_a_row_of_steps_beside_the_kernels(sessions: Sessions):
+    (sessions.folder / "tiny").mkdir()
+    (sessions.folder / "tiny" / "config.json").write_text(json.dumps(CONFIG))
+    step = ("--step", "tiny,batch=2,context=16,layers=1")
+    done = sessions.run(str(ROOT / "bench" / "test_steps.py"), *step, measure=("--repeat-count=1",))
+    assert done.code == 0, done.output
+    (row,) = sessions.read("steps/Step")
+    assert (row[STEP], row[STEP_LAYERS], row[STEP_LAUNCH]) == ("tiny,batch=2,context=16", "1", "eager")
+    assert (row["Step Routing"], row["Cache State"], row["Input Shapes"]) == ("random", "warm", "2,64")
+    assert float(row["MicroBench kernels(us)"]) > float(row["MicroBench attention(us)"]) > 0
