@@ -58,15 +58,7 @@ from .choice import requested_rows
 from .collector import Collector, lacks_replay
 from .plan import plan_session
 from .records import SessionRecords, add_unmatched
-from .reports import (
-    RowNote,
-    cut_printed,
-    note_of,
-    outcome_of_report,
-    properties_of,
-    record_of,
-    set_properties,
-)
+from .reports import RowNote, cut_printed, note_of, outcome_of_report, properties_of, record_of, set_properties
 from .row_runner import RowRunner
 from .summary import write_reports
 from .target import check_replaced

@@ -20,17 +20,7 @@ from opatlas.show.result import Fields, Part, Table, markdown
 from opatlas.show.row_summary import duration_tables, quality_fields
 from opatlas.text import shortened
 
-from .cases import (
-    GIVEN_UP,
-    NOT_RUN,
-    XFAILED,
-    SessionCase,
-    figures_of,
-    ledger,
-    ledger_line,
-    results_of,
-    unresolved,
-)
+from .cases import GIVEN_UP, NOT_RUN, XFAILED, SessionCase, figures_of, ledger, ledger_line, results_of, unresolved
 from .target import captured_mismatch
 
 if TYPE_CHECKING:

@@ -12,13 +12,7 @@ import numpy as np
 import pytest
 
 from opatlas.capture.profile_samples import CACHE_UNKNOWN
-from opatlas.data.comparable import (
-    MixedDatabase,
-    captured_elsewhere,
-    check_origin,
-    find_mismatches,
-    folder_note,
-)
+from opatlas.data.comparable import MixedDatabase, captured_elsewhere, check_origin, find_mismatches, folder_note
 from opatlas.data.database import Database, SessionLock
 from opatlas.data.origin import MeasurementOrigin, Provenance
 from opatlas.errors import OpAtlasError
@@ -26,15 +20,7 @@ from opatlas.files import absolute_path, expect_folder
 from opatlas.installation import SCHEDULERS, extensions
 from opatlas.options import Scope
 from opatlas.row.columns import CACHE_STATE, IMPLEMENTATION, INSTRUMENT, RUN_ID
-from opatlas.row.location import (
-    DEFAULT_NPU_DEVICE,
-    ROOT,
-    beside,
-    expect_npu,
-    implementation_path,
-    public_version,
-    slug,
-)
+from opatlas.row.location import DEFAULT_NPU_DEVICE, ROOT, beside, expect_npu, implementation_path, public_version, slug
 from opatlas.row.status import UpdateMode
 from opatlas.row.table import Row
 from opatlas.row.versions import (

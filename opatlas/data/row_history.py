@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -92,6 +92,13 @@ def row_histories(database: Database, chosen: RowChoice, problems: list[str]) ->
     }
 
 
+def record_table(kernel_type: str, records: Iterable[Record]) -> RowTable:
+    """Returns records of one kernel type as rows, with the cells that a fold gives them."""
+    rows = [{**record.cells, **status_cells(record), **duration_cells(record)} for record in records]
+    columns = dict.fromkeys(name for row in rows for name in row)
+    return RowTable(kernel_type, Path(f"{kernel_type}.csv"), text_table(columns, rows))
+
+
 def _tables(
     database: Database, chosen: RowChoice, problems: list[str]
 ) -> Iterator[tuple[str, RowTable, Sequence[Record]]]:
@@ -102,9 +109,7 @@ def _tables(
             if chosen.holds(record.kernel_type, record.signature):
                 by_type.setdefault(record.kernel_type, []).append(record)
     for kernel_type, records in by_type.items():
-        rows = [{**record.cells, **status_cells(record), **duration_cells(record)} for record in records]
-        columns = dict.fromkeys(name for row in rows for name in row)
-        yield "history", RowTable(kernel_type, Path(), text_table(columns, rows)), records
+        yield "history", record_table(kernel_type, records), records
     for kept in log.imported(database, problems):
         yield "replaced", RowTable(kept.kernel_type, Path(), text_table(kept.row, [kept.row])), ()
     for kernel_type in track(database.kernel_types_and_messages(), "history, kernel types"):

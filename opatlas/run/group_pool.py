@@ -11,11 +11,7 @@ from opatlas.row.errors import DeviceGone, GroupTimeout, MissingPrecondition
 from opatlas.run.devices.device import DeviceDescription, DeviceSpec, kind_named
 from opatlas.run.devices.system import available_cores
 from opatlas.run.group import GroupSpec
-from opatlas.run.instruments.instrument import (
-    MSPROF,
-    TORCH_NPU_PROFILER,
-    MeasureSettings,
-)
+from opatlas.run.instruments.instrument import MSPROF, TORCH_NPU_PROFILER, MeasureSettings
 from opatlas.run.job import GroupGone, Job
 from opatlas.run.process.device_process import GroupProcess
 from opatlas.run.scheduler import Done, ExcludedDevices, Relay, Scheduler

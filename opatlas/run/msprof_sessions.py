@@ -16,12 +16,7 @@ from opatlas.run.group import GroupSpec
 from opatlas.run.instruments.attribution import ProfiledRow
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.job import Job, RowOutcome
-from opatlas.run.msprof_output import (
-    PARSE_TIMEOUT_S,
-    complete_outcomes,
-    folder_of_rank,
-    msprof_executable,
-)
+from opatlas.run.msprof_output import PARSE_TIMEOUT_S, complete_outcomes, folder_of_rank, msprof_executable
 from opatlas.run.process.child import Launcher
 from opatlas.run.process.device_process import DeviceProcess, GroupProcess
 from opatlas.run.process.messages import RANK_PLACEHOLDER

@@ -198,7 +198,10 @@ def test_an_endpoint_without_an_answer(
     folder = tmp_path / "kernels"
     with chat_server(ChatServer(faults=[Fault.HTML])) as server:
         assert main(_posting(path, server.url, folder)) == 1
-    assert "HTML" in capsys.readouterr().err
+    shown = capsys.readouterr()
+    assert "HTML" in shown.err
+    # There is no kernel to run.
+    assert "next:" not in shown.out
     assert (folder / "prompt.md").is_file()
 
 

@@ -62,15 +62,21 @@ def first_of(folder: Path, launch: Mapping[str, str], peaks: str = "") -> Kernel
         ),
         (
             "control flow",
-            {"us": 30, "aiv_vec_ratio": "0.5", "aiv_scalar_ratio": "0.55"},
-            {"us": 30, "aiv_vec_ratio": "0.5", "aiv_scalar_ratio": "0.5"},
+            {"us": 30, "aiv_vec_ratio": "0.1", "aiv_scalar_ratio": "0.55"},
+            {"us": 30, "aiv_vec_ratio": "0.1", "aiv_scalar_ratio": "0.5"},
         ),
         (
             "control flow",
-            {"us": 1, "kernel_type": "LogicalAnd", "Input Shapes": '"1;1"', "Output Shapes": "1"},
-            {"us": 1, "kernel_type": "LogicalAnd", "Input Shapes": '"1;2"', "Output Shapes": "2"},
+            {"us": 1, "blocks": "1", "kernel_type": "LogicalAnd", "Input Shapes": '"1;1"', "Output Shapes": "1"},
+            {"us": 1, "blocks": "1", "kernel_type": "LogicalAnd", "Input Shapes": '"1;2"', "Output Shapes": "2"},
         ),
         ("data layout", {"kernel_type": "TransposeD", "us": 2}, {"kernel_type": "TransposeD", "us": 1}),
+        # What need not run need not run better.
+        (
+            "data layout",
+            {"kernel_type": "Transpose", "us": 300, "aiv_vec_ratio": "0.1", "aiv_mte2_ratio": "0.9"},
+            {"kernel_type": "Mul", "us": 300, "aiv_vec_ratio": "0.1", "aiv_mte2_ratio": "0.9"},
+        ),
         ("host-bound", {"wait": "11"}, {"wait": "10"}),
     ],
 )  # fmt: skip
@@ -243,6 +249,17 @@ def test_equal_launches_are_ranked_together_unless_their_verdicts_differ(tmp_pat
     ranking = diagnose(path).ranking
     assert [(each.launches, each.lost_us) for each in ranking] == [(1, 30), (2, 22), (1, 11)]
     assert ranking[1].line == 2
+
+
+def test_the_bandwidth_of_counters_is_the_one_that_was_used(tmp_path: Path) -> None:
+    counters = [f"ai{core}_main_mem_{way}_bw(GB/s)" for core in "cv" for way in ("read", "write")]
+    read, write = counters[2:]
+    found = diagnose(capture(tmp_path, [kernel(**{read: "60", write: "25"})], (*PIPES, *counters)))
+    assert found.ideals(0)["memory bandwidth used (GB/s)"][0] == 85
+    (tmp_path / "without").mkdir()
+    least = diagnose(capture(tmp_path / "without", [kernel()])).ideals(0)["memory bandwidth used (GB/s)"][0]
+    assert least is not None
+    assert 0 < least < 85
 
 
 def test_each_verdict_has_a_rule_and_advice() -> None:

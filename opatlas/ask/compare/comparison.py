@@ -8,15 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 
-from opatlas.ask.compare.calls import (
-    MISSING,
-    Basis,
-    CallPair,
-    Controls,
-    RowCall,
-    compare_calls,
-    controls_by_run,
-)
+from opatlas.ask.compare.calls import MISSING, Basis, CallPair, Controls, RowCall, compare_calls, controls_by_run
 from opatlas.ask.compare.databases import ComparedDatabase
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.progress import track

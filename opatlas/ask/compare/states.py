@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,15 +14,12 @@ from typing import IO
 from opatlas.ask.compare.calls import RowCall, captured_call, replayed_call
 from opatlas.ask.compare.databases import CallSource, ComparedDatabase, calls_in, distinct_names, named_database
 from opatlas.data import log
-from opatlas.data.cells import duration_cells, status_cells
-from opatlas.data.csv_files import text_table
 from opatlas.data.database import Database, expect_tables
+from opatlas.data.row_history import record_table
 from opatlas.errors import OpAtlasError
 from opatlas.files import absolute_path
-from opatlas.row.columns import STATUS, STATUS_REASON
 from opatlas.row.location import named_folder
 from opatlas.row.record import Record
-from opatlas.row.table import RowTable
 from opatlas.text import shortened, suggest
 
 #: The state of the durations that were captured, and not replayed.
@@ -104,20 +101,11 @@ def read_run(database: Database, run_id: str) -> dict[str, dict[str, RowCall]]:
             there = of_type.get(each.signature)
             if there is None or each.measurement is not None or there.measurement is None:
                 of_type[each.signature] = each
-    return {kernel_type: _recorded_calls(kernel_type, found) for kernel_type, found in records.items()}
-
-
-def _recorded_calls(kernel_type: str, records: Mapping[str, Record]) -> dict[str, RowCall]:
-    """Returns the calls of records by signature."""
-    rows = [
-        {**duration_cells(each), **status_cells(each)}
-        if each.measurement is not None
-        else {STATUS: each.status.value, STATUS_REASON: each.reason}
-        for each in records.values()
-    ]
-    columns = dict.fromkeys(name for cells in rows for name in cells)
-    table = RowTable(kernel_type, Path(f"{kernel_type}.csv"), text_table(columns, rows))
-    return {signature: replayed_call(table.row(i)) for i, signature in enumerate(records)}
+    tables = ((name, of_type, record_table(name, of_type.values())) for name, of_type in records.items())
+    return {
+        name: {signature: replayed_call(table.row(i)) for i, signature in enumerate(of_type)}
+        for name, of_type, table in tables
+    }
 
 
 @contextmanager

@@ -13,15 +13,7 @@ from opatlas.errors import OpAtlasError
 from opatlas.installation import require_extra
 from opatlas.outer.cluster import dealer
 from opatlas.outer.cluster.dealer import Dealer, DeviceAnswer
-from opatlas.outer.cluster.ray_actor import (
-    WATCH,
-    DeviceActor,
-    HostFacts,
-    first_line,
-    future,
-    ray,
-    software,
-)
+from opatlas.outer.cluster.ray_actor import WATCH, DeviceActor, HostFacts, first_line, future, ray, software
 from opatlas.row.location import device_kind
 from opatlas.run.devices.device import DeviceSpec, device_kinds
 from opatlas.run.devices.device_lock import SESSION_VARIABLE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,6 +38,8 @@ from .peaks import DevicePeaks, known_peaks, roofline_shares
 from .verdicts import L2_HIT_RATE, KernelVerdict, VerdictRule, apply_rules, limit, verdict_rules
 
 ROOFLINE = "roofline"
+#: What the cores read from the memory and write into it, by counters of the metric group Memory.
+_OF_MEMORY = re.compile(r"ai[cv]_main_mem_(read|write)_bw\(GB/s\)")
 #: Columns of rules that are no counters.
 _NO_COUNTERS = (DURATION, ACCELERATOR_CORE, ROOFLINE, L2_HIT_RATE)
 
@@ -210,8 +213,11 @@ class Diagnosis:
     def ideals(self, line: int) -> dict[str, tuple[float | None, str]]:
         """Returns the four figures that the article on bottlenecks wants of a kernel, each with its ideal value.
 
-        A figure is None if its counter is missing. No tool has these ideals, and they decide nothing.
+        A figure is None if its counter is missing; without counters of the bandwidth it is that of the least bytes. No
+        tool has these ideals, and they decide nothing.
         """
+        of_memory = [self.table.cell(name, line) for name in self.table.counters if _OF_MEMORY.fullmatch(name)]
+        gbps = float(np.nansum(of_memory)) if np.isfinite(of_memory).any() else float(self.shares.gbps[line])
 
         def cell(name: str, factor: float) -> float:
             return float(self.table.frame[name].iloc[line]) * factor if name in self.table.frame else math.nan
@@ -220,7 +226,7 @@ class Diagnosis:
             "AICORE compute efficiency (%)": (cell("cube_utilization(%)", 1), "> 60"),
             "L2 cache hit rate (%)": (float(self.verdicts.l2_hit_rate[line]) * 100, "> 85"),
             "vector compute ratio (%)": (cell("aiv_vec_ratio", 100), "> 90"),
-            "memory bandwidth used (GB/s)": (float(self.shares.gbps[line]), "> 300"),
+            "memory bandwidth used (GB/s)": (gbps, "> 300"),
         }
         return {name: (None if math.isnan(value) else value, ideal) for name, (value, ideal) in figures.items()}
 

@@ -70,17 +70,26 @@ def _share(part: int, whole: int) -> float | None:
 
 @dataclass(frozen=True)
 class Figures:
-    """What outcomes achieved and cost.
+    """What outcomes achieved and cost, and how fast the passed candidates are.
 
     Attributes:
+        model: the model; None for all models.
+        group: the set, or the complexity, of the tasks; None for all tasks.
         passed: the tasks that passed, of those that were tried.
         passed_first: the tasks whose first answer passed.
         fixes: attempts after the first ones.
         cost_usd, cost_per_pass_usd: of all attempts, and that divided by the passed tasks; None if none passed.
         generation_s, run_s: seconds until the answers were there, and to judge them.
         tokens: of all attempts.
+        timed: passed tasks with the durations of candidate and baseline.
+        own: passed tasks with more than half of the duration in kernels that the candidate defines; None if no
+            attempt tells it.
+        geometric_mean: of the speed-ups of the timed tasks; None without.
+        fast: by p ("1.5"), the share of all tasks that passed and are more than p times as fast as the baseline.
     """
 
+    model: str | None
+    group: str | None
     passed: PassRate
     passed_first: int
     fixes: int
@@ -89,41 +98,46 @@ class Figures:
     generation_s: float
     run_s: float
     tokens: int
+    timed: int
+    own: int | None
+    geometric_mean: float | None
+    fast: Mapping[str, float | None]
 
 
-def figures_of(outcomes: Sequence[TaskOutcome]) -> Figures:
+def figures_of(outcomes: Sequence[TaskOutcome], model: str | None = None, group: str | None = None) -> Figures:
     """Returns the figures of outcomes."""
-    passed, cost = sum(outcome.passed for outcome in outcomes), fsum(outcome.cost_usd for outcome in outcomes)
+    passed = [outcome.final.judgement for outcome in outcomes if outcome.passed]
+    timed = [speed_up for outcome in outcomes if (speed_up := outcome.speed_up) is not None]
+    shares = [judgement.kernel_share for judgement in passed if judgement.kernel_share is not None]
+    cost = fsum(outcome.cost_usd for outcome in outcomes)
     return Figures(
-        pass_rate(passed, len(outcomes)),
+        model,
+        group,
+        pass_rate(len(passed), len(outcomes)),
         sum(outcome.passed_first for outcome in outcomes),
         sum(outcome.fixes for outcome in outcomes),
         cost,
-        cost / passed if passed else None,
+        cost / len(passed) if passed else None,
         fsum(outcome.generation_s for outcome in outcomes),
         fsum(outcome.run_s for outcome in outcomes),
         sum(outcome.tokens for outcome in outcomes),
+        len(timed),
+        sum(share > 0.5 for share in shares) if shares else None,
+        mean_of(timed).ratio,
+        {f"{p:g}": _share(sum(speed_up > p for speed_up in timed), len(outcomes)) for p in FAST},
     )
-
-
-@dataclass(frozen=True)
-class ModelFigures(Figures):
-    """What a model achieved at a group of tasks: a set, or a complexity; None for all tasks."""
-
-    model: str
-    group: str | None
 
 
 def figures_by(
     experiment: Experiment, groups: Sequence[str | None], group_of: Callable[[TaskName], str]
-) -> list[ModelFigures]:
+) -> list[Figures]:
     """Returns the figures of each model for each group of tasks; the group None has all tasks."""
     figures = []
     for group in groups:
         for model in experiment.models:
             tried = experiment.outcomes[model].items()
             outcomes = [each for task, each in tried if group in (None, group_of(task))]
-            figures.append(ModelFigures(**vars(figures_of(outcomes)), model=model, group=group))
+            figures.append(figures_of(outcomes, model, group))
     return figures
 
 
@@ -207,37 +221,6 @@ def _by_model(experiment: Experiment) -> Iterator[tuple[str | None, Sequence[Tas
         yield model, [*experiment.outcomes[model].values()]
 
 
-@dataclass(frozen=True)
-class SpeedUps:
-    """How fast the passed candidates of a model are.
-
-    Attributes:
-        model: the model; None for all models.
-        tasks, passed: tasks that the model tried, and passed.
-        timed: passed tasks with the durations of candidate and baseline.
-        own: passed tasks with more than half of the duration in kernels that the candidate defines; None if no
-            attempt tells it.
-        geometric_mean: of the speed-ups of the timed tasks; None without.
-        fast: by p ("1.5"), the share of all tasks that passed and are more than p times as fast as the baseline.
-    """
-
-    model: str | None
-    tasks: int
-    passed: int
-    timed: int
-    own: int | None
-    geometric_mean: float | None
-    fast: Mapping[str, float | None]
-
-
-def speed_ups(experiment: Experiment) -> list[SpeedUps]:
-    """Returns the speed-ups of all models together and of each."""
-    found = []
-    for model, outcomes in _by_model(experiment):
-        timed = [speed_up for outcome in outcomes if (speed_up := outcome.speed_up) is not None]
-        passed = [outcome.final.judgement for outcome in outcomes if outcome.passed]
-        shares = [judgement.kernel_share for judgement in passed if judgement.kernel_share is not None]
-        own = sum(share > 0.5 for share in shares) if shares else None
-        fast = {f"{p:g}": _share(sum(speed_up > p for speed_up in timed), len(outcomes)) for p in FAST}
-        found.append(SpeedUps(model, len(outcomes), len(passed), len(timed), own, mean_of(timed).ratio, fast))
-    return found
+def speed_ups(experiment: Experiment) -> list[Figures]:
+    """Returns the figures of all models together and of each."""
+    return [figures_of(outcomes, model) for model, outcomes in _by_model(experiment)]

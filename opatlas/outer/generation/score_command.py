@@ -19,17 +19,7 @@ from opatlas.row.location import default_database_of
 from opatlas.show.result import Column, Fields, Part, Result, Table
 from opatlas.text import suggest
 
-from .figures import (
-    ErrorGroup,
-    ErrorShare,
-    ModelFigures,
-    PassRate,
-    SpeedUps,
-    error_group,
-    error_shares,
-    figures_by,
-    speed_ups,
-)
+from .figures import ErrorGroup, ErrorShare, Figures, PassRate, error_group, error_shares, figures_by, speed_ups
 from .outcomes import Experiment, TaskOutcome, read_experiment
 from .strategies import Selection, Selector, Strategy, StrategyResult, strategy_results
 
@@ -153,11 +143,11 @@ class ExperimentReport:
         strategies: results of strategies.
     """
 
-    task_sets: Sequence[ModelFigures]
-    complexities: Sequence[ModelFigures]
+    task_sets: Sequence[Figures]
+    complexities: Sequence[Figures]
     classes: Sequence[ErrorShare]
     groups: Sequence[ErrorShare]
-    speed_ups: Sequence[SpeedUps]
+    speed_ups: Sequence[Figures]
     selection: Sequence[Selection]
     strategies: Sequence[StrategyResult]
 

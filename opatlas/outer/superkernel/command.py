@@ -21,15 +21,7 @@ from opatlas.text import Word, pluralize
 
 from .advice import CHECKS, LEAST_RUNS, MOST_RUNS, ScopeAdvice, advise, analysis_as_json
 from .scopes import CAP_US, GATE, SYNC_US, ScopeAnalysis, analyse
-from .structure import (
-    StepPhase,
-    StepSource,
-    find_structure,
-    known_types,
-    matches,
-    phase_of,
-    read_module_map,
-)
+from .structure import StepPhase, StepSource, find_structure, known_types, matches, phase_of, read_module_map
 
 #: The line of each step in the output of cann-recipes-infer: "deepseek-v3 inference time cost of decode is 31.50 ms".
 _STEP_LINE = re.compile(r"(\S+) inference time cost of (prefill|decode) is ([\d.]+) ?ms")
