@@ -18,7 +18,15 @@ from opatlas.ask.query.database import open as open_database
 from opatlas.ask.query.model_cost import ModelCost, PartCost, PartField
 from opatlas.ask.query.next_rows import NextRows
 from opatlas.ask.query.step_time import step_time
-from opatlas.ask.query.sweep import Compared, ServedPoint, SweptStep, best_time, served_costs, step_costs, write_plot
+from opatlas.ask.query.sweep import (
+    ComparedPoint,
+    ServedPoint,
+    SweptStep,
+    best_time,
+    served_costs,
+    step_costs,
+    write_plot,
+)
 from opatlas.data.database import Database
 from opatlas.data.fold import add_rows
 from opatlas.data.manifest import Manifest, code_digest, this_machine
@@ -297,10 +305,10 @@ def _sweep_parts(name: str, found: Sequence[SweptStep]) -> Iterator[Part]:
     )
 
 
-def _served_parts(found: Sequence[Compared], left: Sequence[tuple[ServedPoint, str]]) -> Iterator[Part]:
+def _served_parts(found: Sequence[ComparedPoint], left: Sequence[tuple[ServedPoint, str]]) -> Iterator[Part]:
     """Yields the errors of predictions of served times: by model and engine, of each point, and points left out."""
     counted = sorted(found, key=lambda each: -abs(each.error))
-    groups: dict[tuple[str, str], list[Compared]] = {}
+    groups: dict[tuple[str, str], list[ComparedPoint]] = {}
     for each in counted:
         groups.setdefault((each.point.model, each.point.engine), []).append(each)
     if len(groups) > 1:

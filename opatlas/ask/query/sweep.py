@@ -108,7 +108,7 @@ class ServedPoint(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Compared:
+class ComparedPoint:
     """A served point, and the cost of its step."""
 
     point: ServedPoint
@@ -138,7 +138,7 @@ class Compared:
 
 def served_costs(
     opened: OpenDatabase, path: Path, model: str, implementation: Sequence[str], tell: Callable[[str], object]
-) -> tuple[list[Compared], list[tuple[ServedPoint, str]]]:
+) -> tuple[list[ComparedPoint], list[tuple[ServedPoint, str]]]:
     """Returns the points of a CSV of served times with the costs of their steps, and those left out, with the reason.
 
     Points whose host decides are told by the prediction alone, never by what the server took.
@@ -150,7 +150,7 @@ def served_costs(
         OpAtlasError: the file cannot be read, or lacks a column.
     """
     lines = csv.DictReader(io.StringIO(read_safely(path, _MOST_BYTES).decode("utf-8", errors="replace")))
-    found, left = list[Compared](), list[tuple[ServedPoint, str]]()
+    found, left = list[ComparedPoint](), list[tuple[ServedPoint, str]]()
     for line in lines:
         given = {name: cell for name, cell in line.items() if cell or name in ("kv", "weights", "engine")}
         try:
@@ -167,7 +167,7 @@ def served_costs(
             calls = sum(part.calls for part in cost.parts if part.us is not None)
             if cost.us < _HOST_BOUND_US * calls:
                 raise UsageError(f"host-bound: {cost.us / calls:.1f} us a call")
-            found.append(Compared(point, cost))
+            found.append(ComparedPoint(point, cost))
         except UsageError as error:
             left.append((point, str(error)))
     return found, left
