@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -63,62 +63,12 @@ class Timeline:
         return self.wait_mismatches > _EXCERPT * self.wait_pairs
 
 
-@dataclass(frozen=True)
-class TimelinePart:
-    """The steps of a phase, or the time between steps. The parts of a timeline add up to its span.
-
-    Attributes:
-        steps, launches: how many.
-        busy_us: time with a kernel.
-        idle_us: time without.
-        launch_bound_us: idle time in which the host launched the next kernel; None if not recorded.
-        longest_us: the longest idle time.
-    """
-
-    name: str
-    steps: int
-    launches: int
-    busy_us: float
-    idle_us: float
-    launch_bound_us: float | None
-    longest_us: float
-
-
 def numbered_steps(labels: Sequence[str]) -> np.ndarray:
     """Numbers steps in the order of their first launches. A launch without a label is of the step before it."""
     order = {label: number for number, label in enumerate(dict.fromkeys(filter(None, labels)))}
     # The last kernels of a step may run after the first ones of the next.
     numbers: np.ndarray = np.maximum.accumulate([order.get(label, 0) for label in labels])
     return numbers
-
-
-def timeline_parts(timeline: Timeline, steps: np.ndarray, phases: Sequence[str]) -> list[TimelinePart]:
-    """Returns the parts of a timeline.
-
-    Args:
-        steps: the number of each launch's step, by `numbered_steps`.
-        phases: of each step.
-    """
-    opens = np.diff(steps, prepend=steps[0]) > 0
-    names = np.array(phases, dtype=object)[steps]
-    chosen = [(phase, phases.count(phase), names == phase, ~opens) for phase in dict.fromkeys(phases)]
-    chosen += [("between steps", 0, np.zeros(len(steps), dtype=bool), opens)] if opens.any() else []
-    found = []
-    for name, count, own, gaps in chosen:
-        idle = gaps & own if count else gaps
-        bound = None if timeline.launch_bound is None else float(timeline.idle_us[idle & timeline.launch_bound].sum())
-        busy_us, idle_us = float(timeline.busy_us[own].sum()), float(timeline.idle_us[idle].sum())
-        longest_us = float(timeline.idle_us[idle].max(initial=0))
-        found.append(TimelinePart(name, count, int(own.sum()), busy_us, idle_us, bound, longest_us))
-    return found
-
-
-def launch_bound_stretches(timeline: Timeline) -> list[tuple[int, int]]:
-    """Returns the runs of launches that each wait for the host, as ranges, the longest idle time first."""
-    bound = np.zeros(0, dtype=np.int64) if timeline.launch_bound is None else np.flatnonzero(timeline.launch_bound)
-    runs = np.split(bound, np.flatnonzero(np.diff(bound) > 1) + 1) if len(bound) else []
-    runs.sort(key=lambda run: -timeline.idle_us[run].sum())
-    return [(int(run[0]), int(run[-1]) + 1) for run in runs]
 
 
 class LaunchTimeline(Timeline):

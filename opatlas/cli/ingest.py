@@ -71,8 +71,8 @@ def ingest(
             ATLAS_800_A3_752T_128G_DIE; with --database-path: not known).
         versions: versions of vllm-ascend, torch and CANN of the captures, or some of them, such as
             vllm=0.18.0,torch=2.9.0,cann=8.5 (default: the installed ones).
-        shapes_from: trace that recorded the capture of the CUDA graphs, for their shapes (default: traces named
-            *capture* beside each trace, or in capture_traces there).
+        shapes_from: trace that recorded the capture of the CUDA graphs, or an eager trace of the same steps, for their
+            shapes (default: traces named *capture* beside each trace, or in capture_traces there).
         replace: replace the samples of earlier captures, for the signatures of this capture.
         mixed: ingest captures of another device, or of other versions, than earlier captures of this database.
     """
