@@ -190,8 +190,9 @@ def test_a_step_is_a_row_of_steps_beside_the_kernels(sessions: Sessions):
     (sessions.folder / "tiny").mkdir()
     (sessions.folder / "tiny" / "config.json").write_text(json.dumps(CONFIG))
     step = ("--step", "tiny,batch=2,context=16,layers=1")
-    done = sessions.run(str(ROOT / "bench" / "test_steps.py"), *step, measure=("--repeat-count=1",))
+    done = sessions.run(str(ROOT / "bench" / "test_steps.py"), *step, "-v", measure=("--repeat-count=1",))
     assert done.code == 0, done.output
+    assert "Step-tiny-batch2-context16-" in done.output
     (row,) = sessions.read("steps/Step")
     assert (row[STEP], row[STEP_LAYERS], row[STEP_LAUNCH]) == ("tiny,batch=2,context=16", "1", "eager")
     assert (row["Cache State"], row["Input Shapes"]) == ("warm", "2,64")

@@ -6,7 +6,6 @@ import csv
 import io
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
@@ -14,7 +13,7 @@ import msgspec
 
 from opatlas.ask.query.database import OpenDatabase
 from opatlas.ask.query.model_cost import ModelCost
-from opatlas.ask.query.step_time import step_time
+from opatlas.ask.query.step_time import StepTime
 from opatlas.data.csv_files import write_text
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.files import read_safely
@@ -56,12 +55,6 @@ def step_costs(
     if len(found) == 1 and found[0][1] is None:
         raise UsageError(found[0][2])
     return found
-
-
-def best_time(cost: ModelCost) -> tuple[float, float, float]:
-    """Returns the time of a step in a graph with its interval, in us; of its kernels where no more is known."""
-    time = step_time(cost)
-    return (time.us, *time.interval_us) if time is not None else (cost.us, *cost.interval_us)
 
 
 class ServedPoint(msgspec.Struct, frozen=True):
@@ -114,26 +107,26 @@ class ComparedPoint:
     point: ServedPoint
     cost: ModelCost
 
-    @cached_property
-    def predicted_us(self) -> tuple[float, float, float]:
-        """The time of the step with its interval, in a graph where that is known (`best_time`)."""
-        return best_time(self.cost)
+    @property
+    def told(self) -> StepTime | ModelCost:
+        """The step in a graph where that is known, else its kernels."""
+        return self.cost.in_graph or self.cost
 
     @property
     def error(self) -> float:
         """The prediction's relative error; below 0 if it is too short."""
-        return self.predicted_us[0] / self.point.tpot_ms / 1000 - 1
+        return self.told.us / self.point.tpot_ms / 1000 - 1
 
     @property
     def covered(self) -> bool:
         """Whether the served time lies in the interval."""
-        _, low, high = self.predicted_us
+        low, high = self.told.interval_us
         return low <= self.point.tpot_ms * 1000 <= high
 
     @property
     def added_us(self) -> float:
         """The microseconds a layer that the server takes beyond the prediction."""
-        return (self.point.tpot_ms * 1000 - self.predicted_us[0]) / self.cost.layers
+        return (self.point.tpot_ms * 1000 - self.told.us) / self.cost.layers
 
 
 def served_costs(
@@ -186,7 +179,7 @@ def write_plot(path: Path, costs: Sequence[ModelCost]) -> None:
     for cost in costs:
         step, count = cost.step, sum(group.n for group in cost.step.groups())
         name = f"tp {step.tp}, ep {step.ep}" + (f", context {step.context}" if step.context else "")
-        lines.setdefault(name, []).append((count, best_time(cost)[0] / 1000, cost.tokens_per_s))
+        lines.setdefault(name, []).append((count, (cost.in_graph or cost).us / 1000, cost.tokens_per_s))
     plots = []
     for place, title in ((1, "step (ms)"), (2, "tokens/s")):
         plot = figure(

@@ -35,8 +35,7 @@ from opatlas.capture.capture_reader import (
     read_capture_header,
     read_chunks,
 )
-from opatlas.capture.single_launches import Launches, nanoseconds, read_launches
-from opatlas.capture.timeline import timeline_of
+from opatlas.capture.single_launches import Launches, nanoseconds, read_launches, timeline_of
 from opatlas.data.database import Database, expect_tables
 from opatlas.data.origin import Provenance
 from opatlas.errors import OpAtlasError, TableError
