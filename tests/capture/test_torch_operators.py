@@ -177,6 +177,13 @@ ROWS = {
         ),
         "QuantBatchMatmulV3 8,256;384,256;3,2;8,2 | FLOAT8_E4M3FN;FLOAT8_E4M3FN;FLOAT;FLOAT -> 8,384 | BF16",
     ),
+    "a convolution": (
+        (
+            *("aten::cudnn_convolution", tensor(2, 3, 14, 14), tensor(6, 3, 7, 7), scalar([0, 0]), scalar([7, 7])),
+            *(scalar([1, 1]), scalar(1), scalar(False), scalar(False), scalar(True)),
+        ),
+        "Conv2D 2,3,14,14;6,3,7,7 | BF16;BF16 -> 2,6,2,2 | BF16",
+    ),
     "experts": (
         (
             "aten::_grouped_mm",
