@@ -8,7 +8,7 @@ judged_replay.py  judges a candidate on a row: the steps that all candidates hav
 trial.py          calls a candidate with the inputs that it gets, and hands its results in
 process_guard.py  finds replaced functions, hooks and threads, and restores the settings of torch
 court.py          makes inputs, and compares results, in a process where the candidate never ran
-court_process.py  that process, and the way to it; court_control.py is pytest's control of it
+court_process.py  that process, and the way to it; failures.py has pytest's control of it
 memory.py         tensors in memory that both processes share, and the inputs of calls
 results.py        types of results (L2), and whether they are right (L3)
 """
