@@ -1,8 +1,7 @@
 """Judges kernels that a person or a model wrote (docs/candidates.md).
 
 judgement.py      levels, classes, the judgement of one candidate, and the outcome by what the court found
-source.py         the syntax tree of a candidate, with imported names resolved
-rules.py          the rules on a source, and the judgement by them (L1)
+rules.py          the syntax tree of a candidate, the rules on it, and the judgement by them (L1)
 failures.py       runs a candidate, and finds the class of its failure (L2)
 judged_replay.py  judges a candidate on a row: the steps that all candidates have in common (L2 to L4)
 trial.py          calls a candidate with the inputs that it gets, and hands its results in
