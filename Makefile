@@ -15,8 +15,8 @@ REQUIREMENTS := pyproject.toml constraints.txt
 # The part of the tests that runs, and of which marks; a part of them runs without linters.
 T := tests
 MARKS := not slow
-# A file at a time for each of three workers, one more than the cores of a small machine: sessions wait.
-PYTEST = $(BIN)/python -m pytest $(T) -q -rs -n 3 --dist=loadfile --no-loadscope-reorder
+# A file at a time for each of four workers, twice the cores of a small machine: sessions wait for half of their time.
+PYTEST = $(BIN)/python -m pytest $(T) -q -rs -n 4 --dist=loadfile --no-loadscope-reorder
 
 .PHONY: help bench test test-slow fuzz coverage gpu-database
 .DELETE_ON_ERROR:
@@ -31,7 +31,7 @@ test: $(VENV)/.installed-for-tests
 ifeq ($(T),tests)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	MYPY_NUM_WORKERS=2 $(BIN)/mypy
 endif
 	$(PYTEST) -m "$(MARKS)" $(ARGS)
 
@@ -62,7 +62,7 @@ gpu-database: $(VENV)/.installed
 # Of each branch, in whichever process: what a session that is killed has run is not counted.
 coverage: $(VENV)/.installed-for-tests
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest tests -q -n 3 --dist=loadfile --no-loadscope-reorder -m "not slow" $(ARGS)
+	$(BIN)/coverage run -m pytest tests -q -n 4 --dist=loadfile --no-loadscope-reorder -m "not slow" $(ARGS)
 	$(BIN)/coverage combine
 	$(BIN)/coverage report
 

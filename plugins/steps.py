@@ -108,7 +108,6 @@ def _cells(
         col.STEP: str(choice.step),
         col.STEP_LAYERS: layers,
         col.STEP_LAUNCH: choice.launch or ("graph" if kind.has_graphs else "eager"),
-        col.STEP_ROUTING: "random" if experts else "",
         col.STEP_STACK: _stack_cell(dict.fromkeys(call.kernel_type for call in calls if call.layers), stack, folders),
     }
 

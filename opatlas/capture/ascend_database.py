@@ -98,16 +98,6 @@ def columns_of(connection: sqlite3.Connection, table: str) -> set[str]:
     return {row[1] for row in connection.execute(f"PRAGMA table_info({table})")} if found else set()
 
 
-def expect_tables(
-    path: Path, connection: sqlite3.Connection, tables: Mapping[str, Collection[str]], remedy: str
-) -> None:
-    """Raises TableError: one of the tables, or of its columns, is missing."""
-    for table, columns in tables.items():
-        found = columns_of(connection, table)
-        if missing := [name for name in columns if name not in found]:
-            raise TableError(path, f"{table} has no {', '.join(missing)}" if found else f"no table {table}", remedy)
-
-
 def database_columns(path: Path) -> list[str]:
     """Returns the columns of kernel_details that a database has, counters last.
 
@@ -115,7 +105,11 @@ def database_columns(path: Path) -> list[str]:
         TableError: the file is no such database, is incomplete, or was taken at level 0.
     """
     with opened(path) as connection:
-        expect_tables(path, connection, _REQUIRED, _LEVEL_1)
+        for table, columns in _REQUIRED.items():
+            found = columns_of(connection, table)
+            if missing := [name for name in columns if name not in found]:
+                problem = f"{table} has no {', '.join(missing)}" if found else f"no table {table}"
+                raise TableError(path, problem, _LEVEL_1)
         return [*_OWN, *_TEXTS, *_NUMBERS, *_counters(connection)]
 
 

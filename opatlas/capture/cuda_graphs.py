@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +27,9 @@ _PRODUCT = re.compile(r"gemm|gemv|nvjet|cutlass|xmma|splitk|cijk|dot_kernel", re
 _ONLY_PRODUCT = re.compile(r"gemm|gemv|nvjet|splitk|cijk", re.IGNORECASE)
 _MULTIPLIES = re.compile(r"aten::_?(?:add|badd|b|scaled_|int_)?mm(?:_|\Z)")
 _MAY_MULTIPLY = re.compile(r"(?!aten::)|.*(?:mm|mv|matmul|linear|conv|attention|dot|einsum|rnn|lstm|gru)")
-
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+#: Operators whose kernels may be those of add, mul and gather, and copies of the driver.
+_OTHER_WORDS, _COPIES = {"sub", "div", "rsub", "index"}, {"memcpy", "memset"}
 #: Tokens in the names of steps and captures of vLLM and SGLang.
 _TOKENS = re.compile(
     r"(?:capture|execute)_(\d+)_|step\[DECODE bs=(\d+)|execute_context_\d+\((\d+)\)_generation_\d+\((\d+)\)"
@@ -38,10 +40,16 @@ _Replay = tuple[int, int | None, tuple[tuple[int, int], ...]]
 
 @dataclass(frozen=True)
 class Capture:
-    """The launches of one graph while it was captured: numbers of calls of a trace, in their order."""
+    """The launches of one graph while it was captured, or those of an eager step.
+
+    Attributes:
+        calls: the numbers of calls of the trace, in their order.
+        kernels: the kernels of calls of an eager step, which a replay must have too.
+    """
 
     trace: TorchTrace
     calls: Sequence[int]
+    kernels: Mapping[int, str] = field(default_factory=dict)
 
     def operator(self, call: int) -> Operator:
         """The innermost operator around a launch; `Operator("no operator")` outside of all."""
@@ -98,6 +106,15 @@ def captures_of(trace: TorchTrace) -> list[Capture]:
             elif calls is not None:
                 calls.append(call)
     return found
+
+
+def steps_of(trace: TorchTrace) -> list[Capture]:
+    """Returns the steps of an eager trace."""
+    kernels = {call: trace.names[name] for call, name in zip(trace.call_of.tolist(), trace.name, strict=True)}
+    steps: dict[str, list[int]] = defaultdict(list)
+    for call in sorted(kernels.keys() - {-1}, key=trace.call_ns.__getitem__):
+        steps[trace.step_of(trace.call_ns[call])].append(call)
+    return [Capture(trace, calls, kernels) for calls in steps.values()]
 
 
 def pair_graphs(trace: TorchTrace, captures: Iterable[Capture]) -> Mapping[int, tuple[Sequence[int], PairedGraph]]:
@@ -162,7 +179,7 @@ def _mismatch(trace: TorchTrace, events: Sequence[int], capture: Capture) -> str
     """Returns the first node that cannot be of its launch; "" if all can."""
     if len(events) != len(capture.calls):
         return f"{len(capture.calls):,} launches were captured"
-    owners, inner = capture.trace.owners
+    inner = capture.trace.owners[1]
     multiplied: dict[int, int] = {}
     for at, (event, call) in enumerate(zip(events, capture.calls, strict=True)):
         operator, name = capture.operator(call).name, trace.names[trace.name[event]]
@@ -170,10 +187,12 @@ def _mismatch(trace: TorchTrace, events: Sequence[int], capture: Capture) -> str
         place = f"node {at} of {len(events)}: {operator} launched a "
         if kind != capture.trace.call_kind[call]:
             return f"{place}{CallKind(capture.trace.call_kind[call]).name.lower()}, the replay has {name}"
+        if capture.kernels.get(call, name) != name:
+            return f"{place}{capture.kernels[call]}, the replay has {name}"
         function = name.partition("<")[0]
         if kind is CallKind.LAUNCH and _ONLY_PRODUCT.search(function) and not _MAY_MULTIPLY.match(operator):
             return f"{place}kernel, the replay has {name}"
-        if _MULTIPLIES.match(operator) and owners[call] >= 0:
+        if _MULTIPLIES.match(operator):
             multiplied.setdefault(int(inner[call]), at)
             if _PRODUCT.search(function):
                 multiplied[int(inner[call])] = -1
@@ -188,41 +207,50 @@ def _agreeing(trace: TorchTrace, events: Sequence[int], capture: Capture, size: 
     """Returns the pairing without calls that have the kernel of another operator, and without their neighbours.
 
     Equal calls may have different kernels, as attention over a window does. A call whose kernels equal calls lack is
-    wrong if another operator launched one of them. The pairing is refused if less than `_LEAST_SHARE` of the device
-    time remains.
+    wrong if a call of another operator, or with other operands, launched one of them. So is one that lacks the word of
+    its operator. The pairing is refused if less than `_LEAST_SHARE` of the device time remains.
     """
     owners, inner = capture.trace.owners
     nodes: dict[int, list[int]] = defaultdict(list)
+    launched_by: dict[int, set[Operator]] = defaultdict(set)
     for at, call in enumerate(capture.calls):
         number = int(owners[call] if owners[call] >= 0 else inner[call])
         # A launch outside of all operators stands alone.
         nodes[number if number >= 0 else -1 - at].append(at)
-    same: dict[int, Counter[tuple[int, ...]]] = defaultdict(Counter)
-    launched_by: dict[int, set[str]] = defaultdict(set)
-    for number, of_call in nodes.items():
-        same[_kind(capture, number)][tuple(trace.name[events[at]] for at in of_call)] += 1
-        for at in of_call:
-            launched_by[trace.name[events[at]]].add(capture.operator(capture.calls[at]).name)
-    wrong = []
-    for number, of_call in nodes.items():
-        kernels = tuple(trace.name[events[at]] for at in of_call)
-        others = same[_kind(capture, number)]
-        is_rare = others[kernels] * 2 <= others.total()
-        wrong.append(is_rare and any(len(launched_by[kernel]) > 1 for kernel in kernels))
+        launched_by[trace.name[events[at]]].add(capture.operator(call))
+    words = {name: set(map(str.lower, _WORD.findall(trace.names[name]))) for name in launched_by}
+    all_words = set().union(*words.values())
+    equal: dict[int, Counter[tuple[int, ...]]] = defaultdict(Counter)
+    of_calls = []
+    for number, places in nodes.items():
+        kernels = tuple(trace.name[events[at]] for at in places)
+        of_calls.append((kernels, equal[capture.trace.op_kind[number] if number >= 0 else number]))
+        of_calls[-1][1][kernels] += 1
+    wrong = [
+        (others[kernels] * 2 <= others.total() and any(len(launched_by[kernel]) > 1 for kernel in kernels))
+        or _lacks_word(capture.operator(capture.calls[places[0]]).name, [words[each] for each in kernels], all_words)
+        for (kernels, others), places in zip(of_calls, nodes.values(), strict=True)
+    ]
     if not any(wrong):
         return PairedGraph(capture, capture.calls)
     calls = [*capture.calls]
-    for number, of_call in enumerate(nodes.values()):
-        for at in of_call if any(wrong[max(number - 1, 0) : number + 2]) else ():
+    for number, places in enumerate(nodes.values()):
+        for at in places if any(wrong[max(number - 1, 0) : number + 2]) else ():
             calls[at] = -1
     first = [*nodes.values()][wrong.index(True)][0]
     operator, kernel = capture.operator(capture.calls[first]).name, trace.names[trace.name[events[first]]]
-    problem = f"{size}: node {first}, {operator}: equal calls have other kernels than {kernel}"
+    problem = f"{size}: node {first}, {operator}: equal calls, or those of its name, have other kernels than {kernel}"
     whole_ns = sum(trace.duration_ns[event] for event in events)
     kept_ns = sum(trace.duration_ns[event] for event, call in zip(events, calls, strict=True) if call >= 0)
     return PairedGraph(capture if kept_ns >= _LEAST_SHARE * whole_ns else None, calls, problem)
 
 
-def _kind(capture: Capture, number: int) -> int:
-    """Returns the number of an operator call's operator; that of a launch outside of operators as it is."""
-    return capture.trace.op_kind[number] if number >= 0 else number
+def _lacks_word(operator: str, of_kernels: Sequence[set[str]], all_words: Collection[str]) -> bool:
+    """Returns whether kernels of a graph have the word of an operator in their names, but those of a call of it lack
+    it: `aten::mul_` and `MulFunctor`."""
+    word = operator.partition("aten::")[2].strip("_")
+    return (
+        word in all_words
+        and word not in _OTHER_WORDS
+        and not any(word in words or not words.isdisjoint(_COPIES) for words in of_kernels)
+    )

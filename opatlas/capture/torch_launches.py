@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from opatlas.capture.cuda_graphs import Capture, captures_beside, captures_of, pair_graphs
+from opatlas.capture.cuda_graphs import Capture, captures_beside, captures_of, pair_graphs, steps_of
 from opatlas.capture.launches import CapturedLaunches, DeviceTime, SkipReason
 from opatlas.capture.single_launches import Launch, Launches
 from opatlas.capture.torch_operators import CapturedRow, LeftOut, row_of
@@ -127,7 +127,7 @@ def read_outcomes(
 
     Args:
         on_bytes: called with the number of bytes that were read, for progress.
-        shapes_from: the trace of the capture; None: those beside the trace.
+        shapes_from: the trace of the capture, or an eager one; None: those of captures beside the trace.
 
     Raises:
         OpAtlasError: a file cannot be read, or the trace has no shapes.
@@ -135,8 +135,9 @@ def read_outcomes(
     trace = read_trace(path, on_bytes)
     captures = captures_of(trace)
     if CallKind.GRAPH in trace.call_kind:
-        files = captures_beside(path) if shapes_from is None else [shapes_from]
-        captures += [capture for file in files for capture in captures_of(read_trace(file))]
+        for file in captures_beside(path) if shapes_from is None else [shapes_from]:
+            other = read_trace(file)
+            captures += captures_of(other) or (steps_of(other) if shapes_from else [])
     if trace.name and not captures and not any(operator.dims for operator in trace.operators):
         raise TableError(path, "recorded without the shapes of operators", _SHAPES_REMEDY)
     return TraceOutcomes(trace, captures)

@@ -106,7 +106,7 @@ _MEANINGS: Mapping[ColumnGroup, Mapping[str, str]] = {
         "Runtime attn_state": "state of the step; only other tools write it",
         "Runtime kv_cache_mode": "state of the cache; only other tools write it",
         "Runtime operator_input_shapes_raw": "shapes of the operator; only other tools write them",
-        "Runtime metadata_completeness": "`none`, `shapes-only`, `partial` or `complete`",
+        "Runtime metadata_completeness": "`none`, `shapes-only`, `partial` or `complete`; `no-lengths`: not replayed",
     },
     ColumnGroup.SUITE: {
         "Sample": "in a [suite](../docs/candidates.md#suites): torch's sample, with the digest of its arguments",
@@ -123,7 +123,6 @@ _MEANINGS: Mapping[ColumnGroup, Mapping[str, str]] = {
         "Step": "of a [measured step](../docs/steps.md#measured-steps): model and sequences, as in `--step`",
         "Step Layers": "of such a row: the layers that were built: `4`, or `1 dense + 3 moe`",
         "Step Launch": "of such a row: `graph`, or `eager`",
-        "Step Routing": "of such a row with experts: how tokens choose them, `random`",
         "Step Stack": "of such a row: the implementations besides the default, with the kernel types that they run",
     },
     ColumnGroup.REPLAYED: {
@@ -237,7 +236,7 @@ PROFILING_AVERAGE, PROFILING_MEDIAN, PROFILING_STD = PROFILING_DURATIONS = colum
 RUNTIME = columns_of(ColumnGroup.RUNTIME)
 SAMPLE, ARGUMENTS, FUNCTIONAL, TRACE_COUNT, SAMPLE_TORCH = SUITE = columns_of(ColumnGroup.SUITE)
 TASK_DIGEST, TASK_INPUTS = TASK = columns_of(ColumnGroup.TASK)
-STEP, STEP_LAYERS, STEP_LAUNCH, STEP_ROUTING, STEP_STACK = STEP_COLUMNS = columns_of(ColumnGroup.STEP)
+STEP, STEP_LAYERS, STEP_LAUNCH, STEP_STACK = STEP_COLUMNS = columns_of(ColumnGroup.STEP)
 _REPLAYED = columns_of(ColumnGroup.REPLAYED)
 MICROBENCH_MEDIAN, MICROBENCH_MIN, MICROBENCH_STD, MICROBENCH_SAMPLES = _REPLAYED[:4]
 MICROBENCH_DEVICE_KERNELS, MICROBENCH_HELPER_KERNELS = _REPLAYED[4:]
@@ -291,6 +290,8 @@ EXPERT_PARALLEL = frozenset(
     }
 )
 
+#: A row of attention whose lengths nobody knows, and which is not replayed with assumed ones: (column, cell).
+WITHOUT_LENGTHS = (RUNTIME_PREFIX + "metadata_completeness", "no-lengths")
 #: Kernels whose duration depends on lengths of sequences, which are in the Runtime columns.
 ATTENTION_TYPES = frozenset({"FusedInferAttentionScore"})
 

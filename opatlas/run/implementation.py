@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -295,9 +296,10 @@ def _importable_helpers(source: KernelSource) -> Iterator[None]:
         if helper.startswith(f"{place}/")
     ]
     names = {helper.parts[0].removesuffix(".py") for helper in helpers}
-    for name, path in _imported_files():
+    for name, file in _imported_files():
         # A helper of another folder may have the same name. Its folder is not on the path.
         if name.partition(".")[0] in names:
+            path = Path(file)
             place = path.parents[name.count(".") + (path.stem == "__init__")]
             if str(place) not in (*before, *places):
                 del sys.modules[name]
@@ -308,15 +310,16 @@ def _importable_helpers(source: KernelSource) -> Iterator[None]:
     finally:
         sys.path[:] = before
     known = {source.path, *source.helpers}
-    for name, path in _imported_files():
-        if path.is_relative_to(folder) and str(path) not in known and not name.startswith(_MODULE):
+    for name, file in _imported_files():
+        if file.startswith(f"{folder}/") and file not in known and not name.startswith(_MODULE):
             del sys.modules[name]
             raise ReplayError(
-                f"it imports {path}, a kernel that is not part of its version: move shared code to _NAME.py"
+                f"it imports {file}, a kernel that is not part of its version: move shared code to _NAME.py"
             )
 
 
-def _imported_files() -> list[tuple[str, Path]]:
-    """Returns the imported modules that have a file, with the path of the file."""
+def _imported_files() -> list[tuple[str, str]]:
+    """Returns the imported modules that have a file, with the absolute path of the file."""
     modules = ((name, getattr(module, "__file__", None)) for name, module in list(sys.modules.items()))
-    return [(name, Path(file).absolute()) for name, file in modules if file]
+    here = os.getcwd()
+    return [(name, os.path.join(here, file)) for name, file in modules if file]

@@ -51,12 +51,24 @@ class _HostEvent:
 
 
 class _InPlace(NamedTuple):
-    """Microseconds of the kernels of each call and of the gaps before them, and of what begins a replay anew."""
+    """Microseconds of each call in place, by part: of its kernels, and of the gaps before them; names of the kernels.
 
+    The first one, and those of the part "", are copies that no step has.
+    """
+
+    parts: list[str]
     kernels: list[float]
     gaps: list[float]
-    reset_us: float
     names: Sequence[str] = ()
+
+    def of_step(self, values: Sequence[float]) -> list[float]:
+        """Returns the values of calls that a step has."""
+        return [value for part, value in zip(self.parts, values, strict=True) if part]
+
+    @property
+    def copies_us(self) -> float:
+        both = zip(self.parts, self.kernels, self.gaps, strict=True)
+        return sum(kernels + gap for part, kernels, gap in both if not part)
 
 
 def bind_step(
@@ -74,8 +86,9 @@ class StepReplay:
         self._cells, self._device, self._instrument, self._settings = job.cells, device, instrument, settings
         self._module: Any = torch.get_device_module(device.torch_device)
         self._has_graph = job.cells.get(STEP_LAUNCH) == "graph"
+        self._step = Step.read(job.cells[STEP])
         stack = read_stack(job.cells.get(STEP_STACK, ""), device.torch_device.type)
-        self._layers = BuiltLayers(device, stack, self._measured_alone)
+        self._layers = BuiltLayers(device, stack, self._measured_alone, self._step.routing == "random")
 
     def expect_memory(self) -> None:
         """Does nothing: a step that does not fit is out of memory when it is built."""
@@ -91,9 +104,8 @@ class StepReplay:
             Unsupported: a call has no replay, or the device no graph.
             WrongResult: a result is wrong, in the first pass or after the measurement.
         """
-        step = Step.read(self._cells[STEP])
-        # The weights of all experts are there, and the gating chooses.
-        calls = step_calls(resolve_model(step.model), msgspec.structs.replace(step, routing="equal"))
+        # The weights of all experts are there.
+        calls = step_calls(resolve_model(self._step.model), msgspec.structs.replace(self._step, routing="equal"))
         for layer in calls_of_layers(calls, self._cells[STEP_LAYERS]):
             self._layers.add(layer)
         for each in self._layers.calls:
@@ -141,6 +153,11 @@ class StepReplay:
         return replay
 
     @property
+    def _parts(self) -> list[str]:
+        """The parts of a replay's calls, behind the copies that it begins with."""
+        return ["", *(each.part for each in self._layers.calls)]
+
+    @property
     def _recorder(self) -> KernelRecords | None:
         """What records the kernels of the device; None where nothing does."""
         recorder = getattr(self._instrument, "wrapped", self._instrument)
@@ -178,9 +195,8 @@ class StepReplay:
             waits = [each.start_us - end for each, end in zip(kernels, ends, strict=False)]
             durations.append(_sums([each.duration_us for each in kernels], counts))
             gaps.append(_sums(waits, counts))
-        (reset, *own), (reset_gap, *before) = (list(map(median, zip(*each, strict=True))) for each in (durations, gaps))
-        names = [readable_name(each.name) for each in kernels[counts[0] :]]
-        return _InPlace(own, before, reset + reset_gap, names)
+        spent, waited = (list(map(median, zip(*each, strict=True))) for each in (durations, gaps))
+        return _InPlace(self._parts, spent, waited, [readable_name(each.name) for each in kernels[counts[0] :]])
 
     def _timed_on_host(self) -> _InPlace | None:
         """Returns the durations of the calls on the host's clock; None where calls return before they have ended."""
@@ -192,8 +208,8 @@ class StepReplay:
             moments[:] = [perf_counter_ns()]
             self._layers.run(lambda: moments.append(perf_counter_ns()))
             times.append([(end - start) / 1000 for start, end in pairwise(moments)])
-        reset, *own = map(median, zip(*times, strict=True))
-        return _InPlace(own, [], reset)
+        medians = list(map(median, zip(*times, strict=True)))
+        return _InPlace(self._parts, medians, [0.0] * len(medians))
 
     def _measured(self, replay: Callable[[], None], in_place: _InPlace | None) -> RowOutcome:
         """Replays the step after a pause, and then for as long as clocks take to settle."""
@@ -211,29 +227,30 @@ class StepReplay:
                 for name, value in self._device.readings().items():
                     readings[name].append(value)
             events[-1].synchronize()
-            return [start.elapsed_time(end) * 1000 / replays - reset for start, end in pairwise(events)]
+            return [start.elapsed_time(end) * 1000 / replays - copies for start, end in pairwise(events)]
 
         readings: dict[str, list[float]] = defaultdict(list)
-        reset = in_place.reset_us if in_place is not None else 0.0
+        copies = in_place.copies_us if in_place is not None else 0.0
         self._device.synchronize()
         sleep(_PAUSE_S)
         (burst,) = stretches(1, _BURST)
         readings.clear()
         count = self._settings.repeat_count or _STRETCHES
-        samples = stretches(count, max(1, int(_SUSTAINED_S * 1e6 / (burst + reset) / _STRETCHES)))
+        samples = stretches(count, max(1, int(_SUSTAINED_S * 1e6 / (burst + copies) / _STRETCHES)))
         # Clocks settle in the first half.
         counters = {name: fmean(values[len(values) // 2 :]) for name, values in readings.items()}
-        alone = [self._layers.alone_us.get(each.part, math.nan) for each in self._layers.calls]
+        parts = list(filter(None, self._parts))
+        alone = [self._layers.alone_us[part] for part in parts]
         counters |= {"burst(us)": burst, "alone(us)": sum(alone)}
         columns = {" alone": alone}
         if in_place is not None:
-            step, kernels = fmean(samples), sum(in_place.kernels)
-            counters |= {"kernels(us)": kernels, "gaps(us)": sum(in_place.gaps) or step - kernels}
-            columns |= {"": in_place.kernels, " gap": in_place.gaps}
+            columns |= {"": in_place.of_step(in_place.kernels), " gap": in_place.of_step(in_place.gaps)}
+            kernels, gaps = sum(columns[""]), sum(columns[" gap"])
+            counters |= {"kernels(us)": kernels, "gaps(us)": gaps or fmean(samples) - kernels}
         for suffix, values in columns.items():
             of_parts: dict[str, list[float]] = defaultdict(list)
-            for each, value in zip(self._layers.calls, values, strict=False):
-                of_parts[each.part].append(value)
+            for part, value in zip(parts, values, strict=True):
+                of_parts[part].append(value)
             counters |= {f"{part}{suffix}(us)": fmean(own) for part, own in of_parts.items()}
         errors = [each.error for each in self._layers.checked if each.error is not None]
         names = in_place.names if in_place is not None else ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -77,48 +77,44 @@ def _events(slices: Iterable[TraceSlice]) -> Iterator[dict[str, Any]]:
 
 def model_slices(cost: ModelCost) -> Iterator[TraceSlice]:
     """Yields the calls of a step one after the other, and its layers. A call without a known duration takes none."""
-    parts = list(cost.parts)
-    in_layers = [index for index, part in enumerate(parts) if part.layers]
-    first, last = (in_layers[0], in_layers[-1] + 1) if in_layers else (len(parts), len(parts))
-    inside = [part for part in parts[first:last] if part.layers]
-    sequence = [(-1, part) for part in parts[:first]]
-    others = [part for part in parts[first:last] if not part.layers]
-    ranges = list(_layers_of(inside, cost.layers))
-    sequence += [
-        (layer, part) for layer in range(cost.layers) for part, own in zip(inside, ranges, strict=True) if layer in own
-    ]
-    sequence += [(-1, part) for part in (*others, *parts[last:])]
-    at_us, opened_us, process = 0.0, 0.0, f"{cost.model}, {cost.step.told()}"
-    for number, (layer, part) in enumerate(sequence):
-        before, after = (sequence[i][0] if 0 <= i < len(sequence) else -1 for i in (number - 1, number + 1))
-        opened_us = at_us if layer != before else opened_us
-        low, high = part.interval_us or (None, None)
-        args = {
-            "kernel type": part.kernel_type,
-            "signature": part.signature,
-            "how": part.how,
-            "low(us)": low,
-            "high(us)": high,
-            "share of the roof": part.roofline,
-            "implementation": part.implementation,
-            "device": part.device,
-            "source": part.source,
-            "cache": part.cache,
-            "reason": part.reason,
-        }
-        for _ in range(part.calls // (part.layers or 1)):
-            yield TraceSlice(part.part, at_us, part.us_per_call or 0.0, "calls", process, args)
-            at_us += part.us_per_call or 0.0
-        if layer >= 0 and layer != after:
-            yield TraceSlice(f"layer {layer}", opened_us, at_us - opened_us, "layers", process)
+    at_us, process = 0.0, f"{cost.model}, {cost.step.told()}"
+    for layer, parts in _by_layer(cost):
+        start_us = at_us
+        for part in parts:
+            low, high = part.interval_us or (None, None)
+            args = {
+                "kernel type": part.kernel_type,
+                "signature": part.signature,
+                "how": part.how,
+                "low(us)": low,
+                "high(us)": high,
+                "share of the roof": part.roofline,
+                "implementation": part.implementation,
+                "device": part.device,
+                "source": part.source,
+                "cache": part.cache,
+                "reason": part.reason,
+            }
+            for _ in range(part.calls // (part.layers or 1)):
+                yield TraceSlice(part.part, at_us, part.us_per_call or 0.0, "calls", process, args)
+                at_us += part.us_per_call or 0.0
+        if layer:
+            yield TraceSlice(layer, start_us, at_us - start_us, "layers", process)
 
 
-def _layers_of(parts: Iterable[PartCost], layers: int) -> Iterator[range]:
-    """Yields the layers of each part: the first ones, or the last ones if a part before it has the others."""
+def _by_layer(cost: ModelCost) -> Iterator[tuple[str, Sequence[PartCost]]]:
+    """Yields the parts of each layer, and before and after them ("") those outside of layers.
+
+    A part is in the first layers, or in the last ones if a part before it has the others.
+    """
+    places = [index for index, part in enumerate(cost.parts) if part.layers] or [len(cost.parts)]
+    yield "", cost.parts[: places[0]]
+    layers: list[list[PartCost]] = [[] for _ in range(cost.layers)]
     first = set[int]()
-    for part in parts:
-        if layers - part.layers in first:
-            yield range(layers - part.layers, layers)
-        else:
-            first.add(part.layers)
-            yield range(part.layers)
+    for part in cost.parts[places[0] : places[-1] + 1]:
+        is_last = cost.layers - part.layers in first
+        first |= {part.layers} - {0}
+        for own in layers[-part.layers :] if is_last else layers[: part.layers]:
+            own.append(part)
+    yield from ((f"layer {number}", own) for number, own in enumerate(layers))
+    yield "", [part for part in cost.parts[places[0] :] if not part.layers]

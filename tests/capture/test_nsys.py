@@ -94,8 +94,8 @@ def test_a_diagnosis_has_the_timeline(export: Path, capsys: pytest.CaptureFixtur
     found = json.loads(capsys.readouterr().out)
     assert (found["collectives"], found["device"]) == (1, "NVIDIA_H200")
     (timeline,) = found["timelines"]
-    assert (timeline["span_us"], timeline["busy_us"]) == (11, 9.5)
-    assert [(gap["idle_us"], gap["launch_bound"]) for gap in timeline["gaps"]] == [(1.0, True), (0.5, False)]
+    assert (timeline["span_us"], timeline["phases"][0]["busy_us"]) == (11, 9.5)
+    assert [(gap["idle_us"], gap["host_us"]) for gap in timeline["gaps"]] == [(1.0, 1.0), (0.5, 0.0)]
 
 
 def test_an_export_without_kernels_is_told_how_to_record_them(export: Path) -> None:

@@ -11,46 +11,46 @@ from decode_timelines import decode_steps, launches_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opatlas.capture.timeline import Timeline, launch_bound_stretches, numbered_steps, timeline_parts
+from opatlas.capture.single_launches import Timeline
 from opatlas.cli.main import main
 from opatlas.outer.diagnosis.diagnosis import diagnose
 from opatlas.outer.diagnosis.verdicts import KernelVerdict
 
 drawn = st.lists(
-    st.tuples(
-        st.integers(0, 60), st.integers(1, 20), st.one_of(st.just(np.nan), st.integers(0, 30)), st.sampled_from("ab ")
-    ),
+    st.tuples(st.integers(0, 60), st.integers(1, 20), st.one_of(st.just(np.nan), st.integers(0, 30))),
     min_size=1,
     max_size=20,
 )
 
 
 @given(drawn)
-def test_parts_add_up_to_the_span_and_busy_time_is_the_union(launches):
+def test_busy_and_idle_time_add_up_to_the_span(launches):
     launches.sort(key=lambda each: each[0])
-    start, duration, queued, labels = zip(*launches, strict=True)
-    unknown = np.full(len(start), np.nan)
-    timeline = Timeline(np.array(start) * 1000, np.array(duration, dtype=float), unknown, np.array(queued, dtype=float))
-    steps = numbered_steps([label.strip() for label in labels])
-    parts = timeline_parts(timeline, steps, [f"phase {step}" for step in range(steps[-1] + 1)])
-    ticks = {tick for at, size, *_ in launches for tick in range(at, at + size)}
-    assert sum(part.busy_us for part in parts) == len(ticks)
-    assert sum(part.busy_us + part.idle_us for part in parts) == max(ticks) + 1 - start[0]
-    ends = [max(at + size for at, size, *_ in launches[:i]) for i in range(1, len(launches))]
-    late = [at - end for (at, _, host, _), end in zip(launches[1:], ends, strict=True) if at - host > end]
-    bound = [part.launch_bound_us for part in parts]
-    assert sum(bound) == sum(late) if np.isfinite(queued).any() else bound == [None] * len(parts)
-    runs = launch_bound_stretches(timeline)
-    assert sum(stop - start for start, stop in runs) == len(late)
+    start, duration, queued = zip(*launches, strict=True)
+    numbers = (np.array(each, dtype=float) for each in (duration, [np.nan] * len(start), queued))
+    timeline = Timeline(np.array(start) * 1000, *numbers)
+    ticks = {tick for at, size, _ in launches for tick in range(at, at + size)}
+    assert timeline.busy_us.sum() == len(ticks)
+    assert (timeline.busy_us + timeline.idle_us).sum() == max(ticks) + 1 - start[0]
+    ends = [max(at + size for at, size, _ in launches[:i]) for i in range(1, len(launches))]
+    late = [False, *(at > end and at - host > end for (at, _, host), end in zip(launches[1:], ends, strict=True))]
+    if timeline.launch_bound is None:
+        assert np.isnan(queued).all()
+    else:
+        assert timeline.launch_bound.tolist() == late
 
 
-def test_a_diagnosis_has_the_phases_of_a_capture(tmp_path):
+def test_a_diagnosis_has_the_phases_and_steps_of_a_capture(tmp_path):
     path = write_database(tmp_path / "ascend_pytorch_profiler_0.db", launches_of(decode_steps(2, 3)))
     (found,) = diagnose(path).timelines
-    decode, between = timeline_parts(found.timeline, found.steps, found.phases)
-    assert (decode.name, decode.steps, decode.launches) == ("decode", 3, len(found.lines))
-    assert (between.idle_us, between.longest_us) == pytest.approx((800, 400))
-    assert found.labels == ["0", "1", "2"]
+    (decode,) = found.times("phase").to_dict("records")
+    assert (decode["phase"], decode["steps"], decode["launches"]) == ("decode", 3, len(found.launches))
+    assert (decode["before_us"], decode["longest_us"]) == pytest.approx((800, 400))
+    span_us = (found.launches["start_us"] + found.launches["us"]).max()
+    assert sum(decode[name] for name in ("busy_us", "gaps_us", "before_us")) == pytest.approx(span_us)
+    assert found.times("step")["step"].tolist() == ["0", "1", "2"]
+    assert np.isnan(decode["host_us"])
+    assert not len(found.launch_bound_stretches(9))
 
 
 def test_the_launches_of_a_diagnosis_are_a_trace(tmp_path):
@@ -70,6 +70,8 @@ def test_an_eager_trace_of_a_gpu_waits_for_the_host():
     (steps,) = found.timelines
     assert found.table.device == "NVIDIA_H200"
     assert found.peaks.peak.bandwidth_gbps == 4800
-    assert found.idle_us > 0.9 * (steps.timeline.busy_us + steps.timeline.idle_us).sum()
+    assert found.idle_us > 0.9 * steps.launches[["busy_us", "idle_us"]].to_numpy().sum()
     assert found.verdicts.holds[KernelVerdict.HOST_BOUND].mean() > 0.8
-    assert (steps.phases, steps.timeline.is_excerpt) == (["decode"] * 2, False)
+    assert (len(steps.times("step")), steps.is_excerpt) == (2, False)
+    assert steps.times("phase")["phase"].tolist() == ["decode"]
+    assert steps.launch_bound_stretches(1)["launches"].tolist() == [9]

@@ -148,6 +148,15 @@ def test_a_replay_that_does_not_fit_its_capture_has_no_rows(toy_table, tmp_path,
     assert rows <= 0
 
 
+def test_an_eager_step_has_the_shapes_of_a_graph_with_the_same_kernels(toy_table, tmp_path):
+    path = tmp_path / "a.trace.json.gz"
+    path.write_bytes(fixture("plain-decode", "replay").read_bytes())
+    for name, fits in (("plain-decode", True), ("plain-prefill", False)):
+        outcomes = read_outcomes(path, shapes_from=fixture(name, "eager"))
+        rows = [outcome for outcome in outcomes if isinstance(outcome.row, CapturedRow)]
+        assert (len(rows) > 60, outcomes.problems == []) == (fits, fits)
+
+
 @pytest.mark.parametrize(
     ("step", "tokens"),
     [

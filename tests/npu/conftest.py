@@ -1,12 +1,9 @@
-"""The environment of torch_npu, and its verdict on every replay's NPU call."""
+"""The environment of torch_npu."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-
 import pytest
 from npu_environment import Unavailable, python_with_torch_npu
-from npu_verdicts import Verdict, cases, verdicts
 
 
 def pytest_addoption(parser):
@@ -26,12 +23,3 @@ def npu_python(request, tmp_path_factory):
         return python_with_torch_npu(folder)
     except Unavailable as error:
         pytest.skip(str(error))
-
-
-@pytest.fixture(scope="session")
-def verdicts_by_type(npu_python, tmp_path_factory) -> dict[str, list[Verdict]]:
-    """The verdict on every row, by kernel type."""
-    found = defaultdict(list)
-    for verdict in verdicts(npu_python, tmp_path_factory.mktemp("npu"), cases()):
-        found[verdict.case.kernel_type].append(verdict)
-    return found

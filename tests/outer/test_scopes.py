@@ -18,9 +18,9 @@ from decode_timelines import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opatlas.capture.timeline import read_timeline
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.outer.superkernel.advice import advise
+from opatlas.outer.superkernel.command import read_timeline
 from opatlas.outer.superkernel.scopes import CutReason, ScopeAnalysis, ScopeGain, ScopeVerdict, analyse
 from opatlas.outer.superkernel.structure import Module, ScopeKind, StepPhase, StepSource, read_module_map
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +15,7 @@ import pandas as pd
 
 from opatlas.capture.capture_reader import DEVICE as DEVICE_ID
 from opatlas.capture.capture_reader import DURATION, STEP, TYPE, WAIT
-from opatlas.capture.timeline import Timeline, numbered_steps
+from opatlas.capture.single_launches import Timeline, numbered_steps
 from opatlas.row.columns import ACCELERATOR_CORE, BASE, INPUT_DTYPES, INPUT_SHAPES, QUALITY
 from opatlas.row.quality import Floats, Positions
 from opatlas.row.slots import EMPTY_WORDS
@@ -91,24 +91,51 @@ class RankedKernel:
         return self.roofline is not None
 
 
+#: What `CapturedTimeline.times` has of each step or phase.
+_TIMES = {
+    "steps": ("step", "nunique"),
+    "launches": ("step", "size"),
+    **{name: (name, "sum") for name in ("busy_us", "gaps_us", "before_us")},
+    "host_us": ("host_us", lambda us: us.sum(min_count=1)),
+    "longest_us": ("idle_us", "max"),
+}
+
+
 @dataclass(frozen=True)
-class CapturedSteps:
+class CapturedTimeline:
     """The timeline of one device in a capture.
 
     Attributes:
         capture: the file, and the device where it tells one.
-        lines: the lines of the table, in the order of their start.
-        steps: the number of each launch's step.
-        labels: the name of each step; "" if the capture tells none.
-        phases: of each step.
+        launches: in the order of their start, by the line in the table: `type`, `step` and `phase`; `start_us` after
+            the first start, `us`; `busy_us` and `idle_us` as in `Timeline`, the latter as `before_us` for the first
+            launch of a step, else as `gaps_us`, and as `host_us` if the host launched in it (NaN: not recorded).
+        is_excerpt: whether rows are missing.
     """
 
     capture: str
-    lines: Positions
-    timeline: Timeline
-    steps: np.ndarray
-    labels: Sequence[str]
-    phases: Sequence[str]
+    launches: pd.DataFrame
+    is_excerpt: bool
+
+    def times(self, by: str) -> pd.DataFrame:
+        """Returns the times by `step` or `phase`. Busy time, gaps and those before steps add up to the span."""
+        times: pd.DataFrame = self.launches.groupby(by, sort=False).agg(**_TIMES).reset_index()
+        return times
+
+    def longest_gaps(self, most: int) -> pd.DataFrame:
+        """Returns the longest idle times, each with the type after which and before which it is."""
+        types = self.launches["type"]
+        gaps = self.launches[["step", "idle_us", "host_us"]].assign(after=types.shift(), before=types)
+        found: pd.DataFrame = gaps[gaps["idle_us"] > 0].nlargest(most, "idle_us")
+        return found
+
+    def launch_bound_stretches(self, most: int) -> pd.DataFrame:
+        """Returns the runs of launches that each waited for the host by their first lines, the most idle time first."""
+        bound = self.launches["host_us"] > 0
+        runs = self.launches[bound].reset_index(names="line").groupby((~bound).cumsum()[bound].to_numpy())
+        sums = runs.agg(line=("line", "first"), gaps_us=("idle_us", "sum"), busy_us=("busy_us", "sum"))
+        found: pd.DataFrame = sums.assign(launches=runs.size()).nlargest(most, "gaps_us").set_index("line")
+        return found
 
 
 class Diagnosis:
@@ -249,7 +276,7 @@ class Diagnosis:
         return {verdict: count for verdict, count in counts.items() if count}
 
     @cached_property
-    def timelines(self) -> list[CapturedSteps]:
+    def timelines(self) -> list[CapturedTimeline]:
         """The timeline of each device of each capture; none of captures without start times, and of databases.
 
         Of captures that were joined the first one has it.
@@ -261,16 +288,13 @@ class Diagnosis:
         if self.table.joined:
             known = known[known[FILE] == frame[FILE].iloc[0]]
         groups = known.groupby([name for name in (FILE, DEVICE_ID) if name in known], sort=False, dropna=False)
-        return [
-            _captured_steps(" ".join(map(str, key)), own.sort_values(START_US, kind="stable")) for key, own in groups
-        ]
+        return [_timeline(" ".join(map(str, key)), own.sort_values(START_US, kind="stable")) for key, own in groups]
 
     @property
     def idle_us(self) -> float:
         """The time without a kernel; of captures that tell what waits for the host, only that."""
-        gaps = [each.timeline.idle_us for each in self.timelines]
-        waits = [each.timeline.launch_bound for each in self.timelines]
-        return sum(float(us.sum() if bound is None else us[bound].sum()) for us, bound in zip(gaps, waits, strict=True))
+        launches = [each.launches for each in self.timelines]
+        return float(sum(each["host_us"].fillna(each["idle_us"]).sum() for each in launches))
 
     def us_of(self, verdict: KernelVerdict) -> float:
         """Returns the sum of the durations of the kernels of which a verdict holds."""
@@ -293,29 +317,38 @@ class Diagnosis:
         return int(over.sum()), float(self.duration_us[over].sum()) / known_us if known_us else 0.0
 
 
-def _captured_steps(capture: str, launches: pd.DataFrame) -> CapturedSteps:
-    unknown = np.full(len(launches), np.nan)
-    duration_us, wait_us, queued_us = (
-        launches[name].to_numpy(np.float64) if name in launches else unknown for name in (DURATION, WAIT, QUEUED_US)
-    )
-    if np.isfinite(queued_us).any():
-        # Only waits that the profiler computed tell of rows that are missing.
-        wait_us = unknown
+def _timeline(capture: str, launches: pd.DataFrame) -> CapturedTimeline:
+    unknown = pd.Series(np.nan, launches.index)
+    duration_us, wait_us, queued_us = (launches.get(name, unknown) for name in (DURATION, WAIT, QUEUED_US))
+    # Only waits that the profiler computed tell of rows that are missing.
+    wait_us = wait_us if queued_us.isna().all() else unknown
     start_ns = np.round(launches[START_US].to_numpy(np.float64) * 1000).astype(np.int64)
+    times = Timeline(start_ns, *(each.to_numpy(np.float64) for each in (duration_us, wait_us, queued_us)))
     words = launches[STEP].astype(str).str.strip() if STEP in launches else pd.Series("", launches.index)
     words = words.where(~words.str.upper().isin(EMPTY_WORDS), "")
     steps = numbered_steps(words.tolist())
-    kernels = pd.DataFrame(
-        {"step": steps, "type": launches[TYPE].to_numpy(), "shapes": launches[INPUT_SHAPES].to_numpy()}
-    )
+    opens = np.diff(steps, prepend=steps[0]) > 0
     labels = [word for word in dict.fromkeys(words) if word] or [""]
-    phases = ["all"]
-    if labels != [""]:
-        by_step = kernels.drop_duplicates().groupby("step")
-        phases = [_phase(zip(own["type"], own["shapes"], strict=True)) for _, own in by_step]
-    return CapturedSteps(
-        capture, launches.index.to_numpy(), Timeline(start_ns, duration_us, wait_us, queued_us), steps, labels, phases
+    found = pd.DataFrame(
+        {
+            "type": launches[TYPE],
+            "step": np.array(labels, dtype=object)[steps],
+            "phase": "all",
+            "start_us": launches[START_US],
+            "us": duration_us,
+            "busy_us": times.busy_us,
+            "idle_us": times.idle_us,
+            "gaps_us": np.where(opens, 0, times.idle_us),
+            "before_us": np.where(opens, times.idle_us, 0),
+            "host_us": np.nan if times.launch_bound is None else np.where(times.launch_bound, times.idle_us, 0),
+        }
     )
+    if labels != [""]:
+        kernels = found[["step"]].assign(type=launches[TYPE], shapes=launches[INPUT_SHAPES]).drop_duplicates()
+        by_step = kernels.groupby("step", sort=False)
+        phases = {step: _phase(zip(own["type"], own["shapes"], strict=True)) for step, own in by_step}
+        found["phase"] = found["step"].map(phases)
+    return CapturedTimeline(capture, found, times.is_excerpt)
 
 
 def _phase(kernels: Iterable[tuple[str, str]]) -> str:

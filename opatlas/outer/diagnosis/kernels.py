@@ -20,9 +20,7 @@ import pandas as pd
 from opatlas.ask.query.answering_rows import AnsweringRows
 from opatlas.capture.ascend_database import LAUNCHED
 from opatlas.capture.capture_discovery import find_captures, kind_of_capture, op_summaries
-from opatlas.capture.capture_reader import (
-    DEVICE as DEVICE_ID,
-)
+from opatlas.capture.capture_reader import DEVICE as DEVICE_ID
 from opatlas.capture.capture_reader import (
     DURATION,
     NAME,
@@ -37,8 +35,7 @@ from opatlas.capture.capture_reader import (
     read_capture_header,
     read_chunks,
 )
-from opatlas.capture.single_launches import Launches, nanoseconds, read_launches
-from opatlas.capture.timeline import timeline_of
+from opatlas.capture.single_launches import Launches, nanoseconds, read_launches, timeline_of
 from opatlas.data.database import Database, expect_tables
 from opatlas.data.origin import Provenance
 from opatlas.errors import OpAtlasError, TableError
@@ -236,12 +233,10 @@ def _capture_frame(path: Path, header: CaptureHeader, problems: list[str]) -> pd
     if parts:
         frame = pd.concat(parts, ignore_index=True)
     if parts and START in texts:
-        start_ns = frame.pop(START)
-        frame[START_US] = (start_ns - start_ns[start_ns > 0].min()) / 1e3
-        frame[QUEUED_US] = np.nan
-        if LAUNCHED in texts:
-            launched_ns = frame.pop(LAUNCHED)
-            frame[QUEUED_US] = ((start_ns - launched_ns) / 1e3).where(launched_ns > 0)
+        start_ns = frame.pop(START).map(_time)
+        launched_ns = frame.pop(LAUNCHED).map(_time) if LAUNCHED in frame else pd.Series(0, frame.index)
+        frame[START_US] = ((start_ns - start_ns[start_ns > 0].min()) / 1e3).where(start_ns > 0)
+        frame[QUEUED_US] = ((start_ns - launched_ns) / 1e3).where(launched_ns > 0)
     return frame
 
 
@@ -279,8 +274,7 @@ def _launches(
     for name, array in chunk.text.items():
         words = [strip_quotes(word or "") for word in array.dictionary.to_pylist()]
         codes = array.indices.fill_null(len(words)).to_numpy()
-        values = [_time(word) for word in (*words, "")] if name in (START, LAUNCHED) else [*words, ""]
-        columns[name] = np.array(values, dtype=np.int64 if name in (START, LAUNCHED) else object)[codes]
+        columns[name] = np.array([*words, ""], dtype=object)[codes]
     columns[DURATION] = chunk.duration_us
     columns |= {own_names.get(name, name): values for name, values in chunk.counters.items()}
     columns[LINE] = chunk.first_line + np.arange(chunk.rows)

@@ -8,17 +8,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar
 
-import numpy as np
+import pandas as pd
 
 from opatlas.capture.capture_reader import DURATION, NAME, STREAM, TYPE
-from opatlas.capture.timeline import launch_bound_stretches, timeline_parts
 from opatlas.errors import UsageError
 from opatlas.formats import microseconds, percent
 from opatlas.row.columns import BASE, INPUT_DTYPES, INPUT_SHAPES, KERNEL_NAMES, MICROBENCH_DEVICE_KERNELS, SPAN
 from opatlas.show.chrome_trace import TraceSlice
 from opatlas.show.result import Column, Fields, Part, Table
 
-from .diagnosis import CapturedSteps, Diagnosis, KernelFinding, RankedKernel, origin_text
+from .diagnosis import CapturedTimeline, Diagnosis, KernelFinding, RankedKernel, origin_text
 from .verdicts import KernelVerdict, limit, verdict_rules
 
 T = TypeVar("T")
@@ -136,106 +135,42 @@ def _timeline_tables(found: Diagnosis) -> Iterator[Part]:
     """Yields for each device busy and idle time by phase, the longest gaps, and the longest waits for the host."""
     timelines = [timeline_as_json(found, each) for each in found.timelines]
     several = Column("capture", wide=len(timelines) < 2)
-    us = {name: Column(f"{name}(us)", microseconds) for name in ("busy", "gaps", "host", "longest", "gap")}
-    columns = (
-        several,
-        "of",
-        "steps",
-        "launches",
-        us["busy"],
-        us["gaps"],
-        Column("idle", percent),
-        us["host"],
-        us["longest"],
-    )
-    parts = [
-        (
-            *(each["capture"], part["name"], part["steps"] or None, part["launches"] or None, part["busy_us"]),
-            *(part["idle_us"], part["idle_us"] / each["span_us"], part["launch_bound_us"], part["longest_us"]),
-        )
-        for each in timelines
-        for part in each["parts"]
-    ]
-    if parts:
-        title = "timeline; idle: of the span; host: gaps in which the host launched the next kernel"
-        yield Table(columns, parts[:SHOWN], title, left_out=len(parts[SHOWN:]))
-    yield from (
-        f"{each['capture']} is an excerpt: gaps are of missing rows" for each in timelines if each["is_excerpt"]
-    )
-    gaps = [
-        (
-            *(gap[name] for name in ("capture", "idle_us", "after", "before", "step")),
-            *("host" if gap["launch_bound"] else "", gap["line"]),
-        )
-        for each in timelines
-        for gap in each["gaps"][:_GAPS_SHOWN]
-    ]
-    if gaps:
-        yield Table((several, us["gap"], "after", "before", "step", "waits for", "line"), gaps, "longest gaps")
-    stretches = [
-        tuple(one[name] for name in ("capture", "idle_us", "launches", "us", "line"))
-        for each in timelines
-        for one in each["launch_bound_stretches"][:_GAPS_SHOWN]
-    ]
-    if stretches:
-        whole = Column("of(us)", microseconds)
-        yield Table((several, us["gaps"], "launches", whole, "from line"), stretches, "longest launch-bound stretches")
+    title = "timeline; before: gaps before steps; host: gaps in which the host launched the next kernel"
+    shown = {
+        "phases": (title, ("phase", "steps", "launches", "busy_us", "gaps_us", "before_us", "host_us", "longest_us")),
+        "gaps": ("longest gaps", ("idle_us", "after", "before", "step", "host_us", "line")),
+        "launch_bound_stretches": ("longest launch-bound stretches", ("launches", "gaps_us", "busy_us", "line")),
+    }
+    for part, (name, keys) in shown.items():
+        rows = [
+            (each["capture"], *(row[key] for key in keys)) for each in timelines for row in each[part][:_GAPS_SHOWN]
+        ]
+        columns = [Column(key.replace("_us", "(us)"), _us if key.endswith("_us") else str) for key in keys]
+        if rows:
+            yield Table([several, *columns], rows[:SHOWN], name, left_out=len(rows[SHOWN:]))
+    excerpts = [each["capture"] for each in timelines if each["is_excerpt"]]
+    yield from (f"{capture} is an excerpt: gaps are of missing rows" for capture in excerpts)
 
 
-def timeline_as_json(found: Diagnosis, of: CapturedSteps) -> dict[str, Any]:
-    """Returns parts, steps, longest gaps and launch-bound stretches of a timeline, times in microseconds."""
-    timeline, frame = of.timeline, found.table.frame
-    parts = timeline_parts(timeline, of.steps, of.phases)
-    types = frame[TYPE].to_numpy()[of.lines]
-    longest = [int(i) for i in np.argsort(-timeline.idle_us, kind="stable")[:SHOWN] if timeline.idle_us[i] > 0]
-    first_ns = int(timeline.start_ns[0])
-    bounds = np.searchsorted(of.steps, np.arange(len(of.labels) + 1))
+def _us(value: float) -> str:
+    return "" if math.isnan(value) else microseconds(value)
 
-    def idle_us(start: int, stop: int) -> dict[str, float | None]:
-        gaps = timeline.idle_us[start + 1 : stop]
-        bound = None if timeline.launch_bound is None else gaps[timeline.launch_bound[start + 1 : stop]]
-        return {"idle_us": float(gaps.sum()), "launch_bound_us": None if bound is None else float(bound.sum())}
+
+def timeline_as_json(found: Diagnosis, of: CapturedTimeline) -> dict[str, Any]:
+    """Returns times by phase and step, the longest gaps and launch-bound stretches of a timeline, in microseconds."""
+
+    def placed(rows: pd.DataFrame) -> list[dict[str, Any]]:
+        records: list[dict[str, Any]] = rows.assign(line=list(map(found.place, rows.index))).to_dict("records")
+        return records
 
     return {
         "capture": of.capture,
-        "is_excerpt": timeline.is_excerpt,
-        "span_us": float(timeline.busy_us.sum() + timeline.idle_us.sum()),
-        "busy_us": float(timeline.busy_us.sum()),
-        "idle_us": float(timeline.idle_us.sum()),
-        "parts": [asdict(part) for part in parts],
-        "steps": [
-            {
-                "step": label,
-                "phase": phase,
-                "launches": int(stop - start),
-                "start_us": (int(timeline.start_ns[start]) - first_ns) / 1e3,
-                "us": (int(timeline.end_ns[start:stop].max()) - int(timeline.start_ns[start])) / 1e3,
-                **idle_us(int(start), int(stop)),
-            }
-            for label, phase, start, stop in zip(of.labels, of.phases, bounds[:-1], bounds[1:], strict=True)
-        ],
-        "gaps": [
-            {
-                "capture": of.capture,
-                "idle_us": float(timeline.idle_us[i]),
-                "after": types[i - 1],
-                "before": types[i],
-                "step": of.labels[of.steps[i]],
-                "launch_bound": None if timeline.launch_bound is None else bool(timeline.launch_bound[i]),
-                "line": found.place(int(of.lines[i])),
-            }
-            for i in longest
-        ],
-        "launch_bound_stretches": [
-            {
-                "capture": of.capture,
-                "launches": stop - start,
-                "idle_us": float(timeline.idle_us[start:stop].sum()),
-                "us": float((timeline.busy_us + timeline.idle_us)[start:stop].sum()),
-                "line": found.place(int(of.lines[start])),
-            }
-            for start, stop in launch_bound_stretches(timeline)[:SHOWN]
-        ],
+        "is_excerpt": of.is_excerpt,
+        "span_us": float(of.launches[["busy_us", "idle_us"]].to_numpy().sum()),
+        "phases": of.times("phase").to_dict("records"),
+        "steps": of.times("step").to_dict("records"),
+        "gaps": placed(of.longest_gaps(SHOWN)),
+        "launch_bound_stretches": placed(of.launch_bound_stretches(SHOWN)),
     }
 
 
@@ -245,13 +180,13 @@ def launch_slices(found: Diagnosis) -> Iterator[TraceSlice]:
     equal = frame.groupby([TYPE, *(name for name in BASE[2:] if name in frame)], sort=False, dropna=False)[DURATION]
     low, high = (equal.transform("quantile", share).to_numpy() for share in (0.05, 0.95))
     for each in found.timelines:
-        start_us = (each.timeline.start_ns - each.timeline.start_ns[0]) / 1e3
-        for place, line in enumerate(each.lines.tolist()):
+        for launch in each.launches.reset_index(names="line").to_dict("records"):
+            line = launch["line"]
             share = float(found.shares.share[line])
             args = {
                 "name": cell(NAME, line),
-                "step": each.labels[each.steps[place]],
-                "phase": each.phases[each.steps[place]],
+                "step": launch["step"],
+                "phase": launch["phase"],
                 "shapes": cell(INPUT_SHAPES, line),
                 "dtypes": cell(INPUT_DTYPES, line),
                 "how": "captured",
@@ -260,16 +195,14 @@ def launch_slices(found: Diagnosis) -> Iterator[TraceSlice]:
                 "line": found.place(line),
                 "share of the roof": None if math.isnan(share) else share,
                 "verdict": found.verdicts.first[line],
-                "waits for": "host"
-                if each.timeline.launch_bound is not None and each.timeline.launch_bound[place]
-                else "",
+                "waits for": "host" if launch["host_us"] > 0 else "",
             }
             track = f"stream {cell(STREAM, line)}".rstrip()
-            duration_us = float(each.timeline.duration_us[place])
-            yield TraceSlice(str(cell(TYPE, line)), float(start_us[place]), duration_us, track, each.capture, args)
-        for step in timeline_as_json(found, each)["steps"]:
-            name = f"{step['phase']} {step['step']}".rstrip()
-            yield TraceSlice(name, step["start_us"], step["us"], "steps", each.capture)
+            yield TraceSlice(launch["type"], launch["start_us"], launch["us"], track, each.capture, args)
+        for (phase, step), own in each.launches.groupby(["phase", "step"], sort=False):
+            start_us = float(own["start_us"].min())
+            us = float((own["start_us"] + own["us"]).max()) - start_us
+            yield TraceSlice(f"{phase} {step}".rstrip(), start_us, us, "steps", each.capture)
 
 
 def kernel_parts(found: Diagnosis, ranked: RankedKernel) -> Iterator[Part]:

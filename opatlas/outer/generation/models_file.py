@@ -36,8 +36,8 @@ class KernelLanguage(Word):
 
     @property
     def of_rules(self) -> str:
-        """The language in which the static rules require a candidate; "" for any."""
-        return {"triton-ascend": "triton", "torch": ""}.get(self.value, self.value)
+        """The language in which the static rules require a candidate."""
+        return {"triton-ascend": "triton"}.get(self.value, self.value)
 
 
 #: What a model is asked for, by kind of device; TORCH for devices of other kinds.

@@ -224,9 +224,10 @@ def _files_at_first() -> frozenset[tuple[Path, int]]:
 
 def own_files() -> frozenset[tuple[Path, int]]:
     """Returns the files that processes of OpAtlas run or read, and when each was changed last."""
-    roots = [Path(root) for root in opatlas.__path__]
-    own = (roots[0], *(root / folder for root in roots for folder in ("bench", "plugins", "shapes")))
-    paths = {path for root in own for path in root.rglob("*") if path.suffix in _SUFFIXES}
+    roots = list(opatlas.__path__)
+    own = (roots[0], *(os.path.join(root, folder) for root in roots for folder in ("bench", "plugins", "shapes")))
+    walked = [(folder, name) for root in own for folder, _, names in os.walk(root) for name in names]
+    paths = {Path(folder, name) for folder, name in walked if name.endswith(_SUFFIXES)}
     # Every Python that starts runs these, wherever they lie on its import path.
     for folder in map(Path, filter(None, sys.path)):
         paths.update(each for pattern in ("*customize.py", "*.pth", "conftest.py") for each in folder.glob(pattern))
@@ -236,7 +237,7 @@ def own_files() -> frozenset[tuple[Path, int]]:
 
 #: Endings of the files that decide about a row: an extension is imported before a source of its name. Data and pages
 #: are left out.
-_SUFFIXES = frozenset({".py", ".so", ".ini", ".json", ".yaml"})
+_SUFFIXES = (".py", ".so", ".ini", ".json", ".yaml")
 
 
 #: What makes the referee of a job.

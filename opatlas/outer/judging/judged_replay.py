@@ -272,7 +272,7 @@ class JudgedReplay(ABC):
 
     def _share(self, samples: Samples) -> float | None:
         source = self._job.source
-        if source is None or not samples.kernel_names:
+        if source is None or not samples.kernel_names or self._job.language == "torch":
             return None
         text = Path(source.path).read_text(encoding="utf-8-sig", errors="replace")
         helpers = [Path(each).read_text(encoding="utf-8", errors="replace") for each in source.helpers]

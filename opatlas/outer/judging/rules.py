@@ -159,12 +159,21 @@ def fallback(source: CandidateSource) -> Iterator[Finding]:
 
 @rule(None, "hack 24")
 def no_kernel(source: CandidateSource) -> Iterator[Finding]:
-    """neither a kernel of Triton nor of CUDA, nor a module that compiles or loads code"""
+    """neither a kernel of Triton nor of CUDA, nor what compiles or loads code; in torch: a call of the operator"""
+    if source.asked == "torch":
+        operators = {name.partition("__")[0].strip("_") for name in source.functions if name.endswith(_IMPLEMENTS)}
+        for call, full in source.calls:
+            names = {*full.split("."), call.func.attr if isinstance(call.func, ast.Attribute) else ""}
+            if operators & names:
+                yield call.lineno, f"calls the operator itself: {TORCH_WORKS}"
+        return
     compiles = any(_COMPILERS.match(name) for name in source.imported.values())
     if not (source.triton_kernels or source.native_kernels or source.uses_helpers or compiles):
         yield 0, f"no kernel of its own: {TORCH_WORKS}"
 
 
+#: How the name of a function ends that implements an operator.
+_IMPLEMENTS = "_kernel_impl"
 _COMPILERS = re.compile(r"torch\.utils\.cpp_extension|(?:numba|ctypes|cffi|cupy|cutlass|tilelang|warp|jax)\b")
 
 
@@ -187,7 +196,8 @@ def judge_source(
     Args:
         text: the source.
         path: its file. Modules beside it can be imported.
-        language: "triton" or "cuda" if the candidate has to be written in it. "": what its imports and kernels say.
+        language: "triton", "cuda" or "torch" if the candidate has to be written in it. "": what its imports and kernels
+            say.
         helpers: further modules that can be imported.
     """
     beside = {each.stem for each in path.parent.glob("*.py")} if path.parent.is_dir() else set()

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from opatlas.capture.launches import is_collective
-from opatlas.capture.single_launches import Launch
-from opatlas.capture.timeline import LaunchTimeline
+from opatlas.capture.single_launches import Launch, LaunchTimeline
 from opatlas.formats import percent
 from opatlas.row.columns import ACCELERATOR_CORE, INPUT_SHAPES, OP_STATE
 from opatlas.row.slots import EMPTY_WORDS
