@@ -16,7 +16,6 @@ from opatlas.ask.query.database import OpenDatabase
 from opatlas.ask.query.database import open as open_database
 from opatlas.ask.query.model_cost import ModelCost, PartCost, PartField
 from opatlas.ask.query.next_rows import NextRows
-from opatlas.ask.query.step_time import step_time
 from opatlas.ask.query.sweep import SweptStep, step_costs, write_plot
 from opatlas.data.database import Database
 from opatlas.data.fold import add_rows
@@ -170,7 +169,7 @@ def _names() -> Table:
 
 def _cost_json(cost: ModelCost) -> dict[str, object]:
     memory = {**asdict(cost.memory), "needed": cost.memory.needed, "tokens_left": cost.memory.tokens_left}
-    time = step_time(cost)
+    time = cost.in_graph
     return {
         **msgspec.structs.asdict(cost.step),
         **{
@@ -240,7 +239,7 @@ def _cost_parts(cost: ModelCost) -> Iterator[Part]:
 
 def _step_fields(cost: ModelCost) -> dict[str, object]:
     """Returns the time of the step in a graph, and its parts; nothing on a device without measured steps."""
-    time = step_time(cost)
+    time = cost.in_graph
     if time is None:
         return {}
     low, high = map(microseconds, time.interval_us)
@@ -260,7 +259,8 @@ def _sweep_parts(name: str, found: Sequence[SweptStep]) -> Iterator[Part]:
     """Yields a table of steps. Raises UsageError if none of them can be answered."""
     if all(cost is None for _, cost, _ in found):
         raise UsageError(found[0][2])
-    ms, rows = Column("sum(ms)", number), list[Sequence[Any]]()
+    name_of_ms = "step(ms)" if any(cost is not None and cost.in_graph for _, cost, _ in found) else "sum(ms)"
+    ms, rows = Column(name_of_ms, number), list[Sequence[Any]]()
     for step, cost, problem in found:
         asked = (step.sequences, step.batch or None, step.context or None, step.tp, step.ep)
         if cost is None:
@@ -269,10 +269,11 @@ def _sweep_parts(name: str, found: Sequence[SweptStep]) -> Iterator[Part]:
         left = cost.missing_calls_share or None
         each = None if cost.tokens_per_s is None else round(cost.tokens_per_s / step.devices)
         speed = None if cost.tokens_per_s is None else round(cost.tokens_per_s)
-        low, high = (us / 1000 for us in cost.interval_us)
+        found_us = cost.in_graph or cost
+        low, high = (us / 1000 for us in found_us.interval_us)
         note = f"without {', '.join(dict.fromkeys(part.part for part in cost.missing))}" if left else ""
         memory = cost.memory
-        rows.append((*asked, cost.us / 1000, low, high, speed, each, memory.needed, memory.tokens_left, note))
+        rows.append((*asked, found_us.us / 1000, low, high, speed, each, memory.needed, memory.tokens_left, note))
     yield Table(
         (
             *("sequences", "batch", "context", "tp", "ep"),

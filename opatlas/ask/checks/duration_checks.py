@@ -39,6 +39,10 @@ def least_us(database: CheckedDatabase, table: RowTable, durations: Durations) -
     A cold row reads its inputs from memory. A warm or captured row may find them in the cache, so only its arithmetic
     bounds it. A message has to cross its links.
     """
+    return database.once(("least", table.kernel_type, durations.source), lambda: _least_us(database, table, durations))
+
+
+def _least_us(database: CheckedDatabase, table: RowTable, durations: Durations) -> Floats:
     found = np.full(len(table), np.nan)
     peak = database.peak
     if is_communication(table.kernel_type):
@@ -105,8 +109,12 @@ class Alignment(NamedTuple):
     position: int
 
 
-def alignments(database: CheckedDatabase, table: RowTable) -> Iterator[Alignment]:
-    """Yields the messages of a table that have a duration; none of a table of kernels."""
+def alignments(database: CheckedDatabase, table: RowTable) -> Sequence[Alignment]:
+    """Returns the messages of a table that have a duration; none of a table of kernels."""
+    return database.once(("alignments", table.kernel_type), lambda: list(_alignments(database, table)))
+
+
+def _alignments(database: CheckedDatabase, table: RowTable) -> Iterator[Alignment]:
     collective, peak = BY_KERNEL_TYPE.get(table.kernel_type), database.peak
     if collective is None:
         return
