@@ -96,6 +96,17 @@ def _grouped_product(call: OperatorCall) -> CapturedRow:
     return call.row("GroupedMatmul", slots, [a.like(a.shape[0], b.shape[2])])
 
 
+def _convolution(call: OperatorCall) -> CapturedRow:
+    """`cudnn_convolution`: images, weight, padding, stride, dilation, groups."""
+    x, weight, (padding, stride, dilation, groups) = call.told(0), call.told(1), map(call.value, range(2, 6))
+    (count, channels, *sizes), (made, _, *kernel) = x.shape, weight.shape
+    call.expect(len(sizes) == 2 and groups in (1, channels) and dilation == [1, 1], "groups, dilation or other axes")
+    windows = zip(sizes, kernel, padding, stride, strict=True)
+    result = x.like(count, made, *((size + 2 * edge - own) // step + 1 for size, own, edge, step in windows))
+    formats = {col.INPUT_FORMATS: "NCHW;NCHW", col.OUTPUT_FORMATS: "NCHW"}
+    return call.row("Conv2D" if groups == 1 else "DepthwiseConv2D", [x, weight], [result], formats)
+
+
 def _gathered(kernel_type: str, index: int) -> RowMaker:
     """Returns the maker of rows of a table whose lines (axis 0) are gathered; argument `index` has their numbers."""
 
@@ -223,6 +234,7 @@ OPERATORS: Mapping[str, RowMaker] = {
     "_C::cutlass_scaled_mm": _scaled_product(1, dtype=0),
     "sgl_kernel::fp8_scaled_mm": _scaled_product(0, dtype=4),
     "sgl_kernel::int8_scaled_mm": _scaled_product(0, dtype=4),
+    "aten::cudnn_convolution": _convolution,
     # Attention.
     "aten::_scaled_dot_product_flash_attention": _attention(causal=4),
     "aten::_scaled_dot_product_efficient_attention": _attention(causal=6, bias=3),
