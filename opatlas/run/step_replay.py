@@ -105,6 +105,8 @@ class StepReplay:
             Unsupported: a call has no replay, or the device no graph.
             WrongResult: a result is wrong, in the first pass or after the measurement.
         """
+        # What an earlier step held refers to itself.
+        self._device.release_memory()
         # The weights of all experts are there.
         calls = step_calls(resolve_model(self._step.model), msgspec.structs.replace(self._step, routing="equal"))
         for layer in calls_of_layers(calls, self._cells[STEP_LAYERS]):
