@@ -23,9 +23,10 @@ from opatlas.data.restore import EditedRows, clear_edited, edited_rows
 from opatlas.data.write_back import recover
 from opatlas.errors import OpAtlasError, TableError, describe_error
 from opatlas.files import expect_folder
-from opatlas.row.columns import RUN_ID, STATUS_REASON
+from opatlas.row.columns import RUN_ID, STATUS, STATUS_REASON
+from opatlas.row.record import RAN_AS
 from opatlas.row.signature import digest, make_case_id, signature
-from opatlas.row.status import UpdateMode
+from opatlas.row.status import Status, UpdateMode
 from opatlas.row.table import Row
 from opatlas.run.devices.device import kind_named
 from opatlas.run.implementation import Implementation
@@ -378,7 +379,7 @@ def _choose(rows: CaseTable, wanted: Sequence[str] | None, chosen: Choice, stale
     table, name = rows.table, rows.kernel_type
     replayed, *others = (durations.known.tolist() for durations in table.durations)
     is_selected = [True] * len(table) if chosen.where is None else chosen.where.selected(table)
-    run_ids = table.cells(RUN_ID)
+    run_ids, statuses, reasons = map(table.cells, (RUN_ID, STATUS, STATUS_REASON))
     places = None if wanted is None else {row_signature: place for place, row_signature in enumerate(wanted)}
     seen: set[str] = set()
     cases: list[tuple[int, SessionCase]] = []
@@ -400,7 +401,9 @@ def _choose(rows: CaseTable, wanted: Sequence[str] | None, chosen: Choice, stale
             if stale_runs is not None and is_replayed:
                 case.staleness = stale_runs.staleness(run_ids[position].strip())
             captured = not is_replayed and any(known[position] for known in others)
-            if chosen.excludes(replayed=is_replayed, captured=captured, staleness=case.staleness):
+            # What ran as another kernel type has its duration in that one's CSV.
+            has_ran = statuses[position] == Status.UNSUPPORTED and reasons[position].startswith(RAN_AS)
+            if chosen.excludes(replayed=is_replayed or has_ran, captured=captured, staleness=case.staleness):
                 case.fate = Fate.LEFT_OUT
             else:
                 case.known_failure = _known_failure(table.row(position), chosen)

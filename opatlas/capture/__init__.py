@@ -9,8 +9,7 @@ capture_reader.py       reads kernel_details and op_summary files, and databases
 ascend_database.py      databases of Ascend's profilers as the table that kernel_details would hold
 launches.py             groups the launches of one file by their cells, and counts those left out
 nsys.py                 reads the kernels of exports of nsys
-single_launches.py      reads the launches of a file one by one
-timeline.py             launches in the order of their start: busy and idle time, steps, streams
+single_launches.py      reads the launches of a file one by one; busy and idle time, steps, streams
 cases.py                groups the launches of several files, and of several ingests, by signature; their samples
 apply.py                writes the statistics into the CSVs
 profile_samples.py      samples of rows from msprof's profiles

@@ -86,7 +86,7 @@ def opened(path: Path) -> Iterator[sqlite3.Connection]:
         # What the schema of a capture calls is not run.
         connection.execute("PRAGMA trusted_schema = OFF")
         yield connection
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:
         raise TableError(path, f"cannot be read as SQLite ({error})", "Take or export the capture again") from None
     finally:
         connection.close()
@@ -98,16 +98,6 @@ def columns_of(connection: sqlite3.Connection, table: str) -> set[str]:
     return {row[1] for row in connection.execute(f"PRAGMA table_info({table})")} if found else set()
 
 
-def expect_tables(
-    path: Path, connection: sqlite3.Connection, tables: Mapping[str, Collection[str]], remedy: str
-) -> None:
-    """Raises TableError: one of the tables, or of its columns, is missing."""
-    for table, columns in tables.items():
-        found = columns_of(connection, table)
-        if missing := [name for name in columns if name not in found]:
-            raise TableError(path, f"{table} has no {', '.join(missing)}" if found else f"no table {table}", remedy)
-
-
 def database_columns(path: Path) -> list[str]:
     """Returns the columns of kernel_details that a database has, counters last.
 
@@ -115,7 +105,11 @@ def database_columns(path: Path) -> list[str]:
         TableError: the file is no such database, is incomplete, or was taken at level 0.
     """
     with opened(path) as connection:
-        expect_tables(path, connection, _REQUIRED, _LEVEL_1)
+        for table, columns in _REQUIRED.items():
+            found = columns_of(connection, table)
+            if missing := [name for name in columns if name not in found]:
+                problem = f"{table} has no {', '.join(missing)}" if found else f"no table {table}"
+                raise TableError(path, problem, _LEVEL_1)
         return [*_OWN, *_TEXTS, *_NUMBERS, *_counters(connection)]
 
 
@@ -130,7 +124,7 @@ def database_tables(path: Path, types: Mapping[str, pa.DataType]) -> Iterator[di
         words = {
             _COMMUNICATION: "COMMUNICATION",
             None: "N/A",
-            **dict(connection.execute("SELECT id, value FROM STRING_IDS")),
+            **dict(connection.execute("SELECT id, IFNULL(CAST(value AS TEXT), '') FROM STRING_IDS")),
         }
         rows = connection.execute(_query(connection, types, counters))
         while batch := rows.fetchmany(_ROWS):
@@ -148,7 +142,8 @@ def _counters(connection: sqlite3.Connection) -> dict[str, str]:
     """Returns the counters by their names in kernel_details, each as SQL."""
     if not {"name", "value", "globalTaskId"} <= columns_of(connection, "TASK_PMU_INFO"):
         return {}
-    names = "SELECT CAST(id AS INTEGER), value FROM STRING_IDS WHERE id IN (SELECT name FROM TASK_PMU_INFO) LIMIT ?"
+    text = "IFNULL(CAST(value AS TEXT), '')"
+    names = f"SELECT CAST(id AS INTEGER), {text} FROM STRING_IDS WHERE id IN (SELECT name FROM TASK_PMU_INFO) LIMIT ?"
     found = {}
     for number, name in connection.execute(names, (_MOST_COUNTERS,)):
         unit = "(us)" if name.endswith("_time") else "(GB/s)" if re.search(r"_bw(_[a-z]+)?\Z", name) else ""

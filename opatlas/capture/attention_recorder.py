@@ -1,7 +1,8 @@
 """Records the sequence lengths of attention calls in a serving process, for `opatlas ingest --attention-records`.
 
 A profiler's capture has the shapes of a call and not its lengths. While a recorder runs, each distinct call of
-torch_npu.npu_fused_infer_attention_score (and _v2, and the `.out` form that graphs use) adds a line of JSON to a file:
+torch_npu.npu_fused_infer_attention_score (and _v2, and the `.out` form that graphs use), and on GPUs of
+flash_attn_varlen_func and flash_attn_with_kvcache (of vLLM, SGLang and FlashAttention), adds a line of JSON to a file:
 
     with record_attention("calls.jsonl"):
         serve()
@@ -10,21 +11,23 @@ or, without a change of code, in every process of vLLM, which loads plugins of i
 
     OPATLAS_RECORD_ATTENTION=calls.jsonl vllm serve ...
 
-Without the variable nothing is installed. Recording reads nothing from the device: lengths are lists on the host, and
-tensors only give their shapes. This module imports neither torch nor torch_npu. An error is logged once, ends the
-recording, and never reaches the caller.
+Without the variable nothing is installed. Recording waits for no device: on an NPU lengths are lists on the host, on a
+GPU they are copied while it goes on. This module imports neither torch nor torch_npu. An error is logged once, ends
+the recording, and never reaches the caller.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import logging
 import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, partial, wraps
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from numbers import Integral
@@ -36,6 +39,15 @@ import msgspec
 
 ENVIRONMENT = "OPATLAS_RECORD_ATTENTION"
 _TORCH_NPU = "torch_npu"
+#: Where serving engines for GPUs define attention to sequences of several lengths, and its functions.
+_FLASH_MODULES = (
+    "vllm.vllm_flash_attn.flash_attn_interface",
+    "flash_attn.flash_attn_interface",
+    "sgl_kernel.flash_attn",
+)
+_FLASH_FUNCTIONS = ("flash_attn_varlen_func", "flash_attn_with_kvcache")
+#: The mask by which rows say that attention is causal.
+_CAUSAL_MASK = (2048, 2048)
 #: Calls remembered, so that the equal calls of a model's layers become one record.
 _REMEMBERED = 4096
 #: A decoding batch of 64 takes 1 kB for each step: 30 steps/s fill this in 9 hours.
@@ -98,7 +110,9 @@ class record_attention:  # noqa: N801  (used as a function, like contextlib's)
         self._told = False
         self._seen: dict[int, None] = {}
         self._lock = threading.Lock()
-        self._hooks: list[_Hook] = []
+        self._hooks: list[_Hook | _FunctionHook] = []
+        # Calls whose lengths are on their way from a device, the earliest first.
+        self._awaited: deque[_FlashCall] = deque()
         self._finder: _AfterImport | None = None
         # A lock that another thread held at a fork would stay locked in the child.
         this = weakref.ref(self)
@@ -114,16 +128,17 @@ class record_attention:  # noqa: N801  (used as a function, like contextlib's)
         self.stop()
 
     def start(self) -> None:
-        """Records calls from now on; if torch_npu is not imported yet, from its import on."""
-        module = sys.modules.get(_TORCH_NPU)
-        if module is not None:
-            self._hook(module)
-            return
-        self._finder = _AfterImport(self._hook)
+        """Records calls from now on; those of modules that are not imported yet from their import on."""
+        names = (_TORCH_NPU, *_FLASH_MODULES)
+        self._finder = _AfterImport({name for name in names if name not in sys.modules}, self._hook)
         sys.meta_path.insert(0, self._finder)
+        for name in names:
+            if name in sys.modules:
+                self._hook(name, sys.modules[name])
 
     def stop(self) -> None:
-        """Ends the recording. Later calls are not recorded."""
+        """Ends the recording. Later calls are not recorded; those whose lengths are on their way are."""
+        self._write_awaited(to_the_end=True)
         self.recording = False
         if self._finder is not None:
             self._finder.remove()
@@ -133,36 +148,63 @@ class record_attention:  # noqa: N801  (used as a function, like contextlib's)
         with self._lock:
             self._close()
 
-    def _hook(self, torch_npu: ModuleType) -> None:
+    def _hook(self, name: str, module: ModuleType) -> None:
         try:
-            for name, names in _OPERATORS.items():
-                packet = getattr(torch_npu, name, None)
-                if packet is not None:
-                    forms = [getattr(packet, form) for form in packet.overloads()]
-                    self._hooks += [_Hook(form, names, self._record) for form in (packet, *forms)]
-            if not self._hooks:
-                raise AttributeError(f"this torch_npu has no {' and no '.join(_OPERATORS)}")
+            functions = _OPERATORS if name == _TORCH_NPU else _FLASH_FUNCTIONS
+            hooks = [hook for function in functions for hook in self._hooks_of(module, function)]
+            if not hooks:
+                raise AttributeError(f"this {name} has no {' and no '.join(functions)}")
+            self._hooks += hooks
             with self._lock:
-                self._open()
+                if self._file < 0:
+                    self._open()
             self.recording = True
         except Exception as error:
             self._stop_after_error(error)
 
-    def _record(self, names: _Names, arguments: Sequence[Any], keywords: dict[str, Any]) -> None:
+    def _hooks_of(self, module: ModuleType, name: str) -> Iterable[_Hook | _FunctionHook]:
+        found = getattr(module, name, None)
+        if found is None:
+            return
+        if name in _OPERATORS:
+            tell = partial(self._record, partial(_record, _OPERATORS[name]))
+            yield from (_Hook(form, tell) for form in (found, *(getattr(found, form) for form in found.overloads())))
+        else:
+            yield _FunctionHook(module, name, partial(self._record, partial(self._await, inspect.signature(found))))
+
+    def _record(self, describe: Callable[..., bytes], arguments: Sequence[Any], keywords: Mapping[str, Any]) -> None:
+        """Writes the line of a call, which is empty if there is nothing to write yet."""
         if not self.recording:
             return
         try:
-            line = _record(names, arguments, keywords)
-            key = hash(line)
-            if not line or key in self._seen:
-                return
-            with self._lock:
-                self._seen[key] = None
-                if len(self._seen) > _REMEMBERED:
-                    del self._seen[next(iter(self._seen))]
-                self._write(line)
+            self._write_new(describe(arguments, keywords))
+            self._write_awaited()
         except Exception as error:
             self._stop_after_error(error)
+
+    def _await(self, signature: inspect.Signature, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> bytes:
+        call = _FlashCall(signature.bind(*arguments, **keywords).arguments)
+        with self._lock:
+            # All layers of a step have the same lengths.
+            if call.counts and not (self._awaited and self._awaited[-1].key == call.key):
+                call.fetch()
+                self._awaited.append(call)
+        return b""
+
+    def _write_awaited(self, *, to_the_end: bool = False) -> None:
+        """Writes the calls whose lengths have come. The last one stays, to compare it with the next."""
+        while len(self._awaited) > (0 if to_the_end else 1) and (to_the_end or self._awaited[0].has_come()):
+            self._write_new(self._awaited.popleft().line())
+
+    def _write_new(self, line: bytes) -> None:
+        key = hash(line)
+        if not line or key in self._seen:
+            return
+        with self._lock:
+            self._seen[key] = None
+            if len(self._seen) > _REMEMBERED:
+                del self._seen[next(iter(self._seen))]
+            self._write(line)
 
     def _write(self, line: bytes) -> None:
         if self._pid != os.getpid():
@@ -212,15 +254,15 @@ class _Hook:
     the C function, so this class keeps that hash.
     """
 
-    def __init__(self, operator: Any, names: _Names, record: Callable[..., None]) -> None:
-        self._operator, self._names, self._tell = operator, names, record
+    def __init__(self, operator: Any, tell: Callable[..., None]) -> None:
+        self._operator, self._tell = operator, tell
         self._removed = False
         self._original = operator._op
         operator._op = self
 
     def __call__(self, /, *arguments: Any, **keywords: Any) -> Any:
         result = self._original(*arguments, **keywords)
-        self._tell(self._names, arguments, keywords)
+        self._tell(arguments, keywords)
         return result
 
     def __hash__(self) -> int:
@@ -239,23 +281,116 @@ class _Hook:
             self._operator._op = top._original
 
 
-class _AfterImport(MetaPathFinder):
-    """Calls a function after torch_npu has been imported."""
+class _FunctionHook:
+    """Replaces a function of a module. Modules that import it later get the hook."""
 
-    def __init__(self, then: Callable[[ModuleType], None]) -> None:
-        self._then = then
+    def __init__(self, module: ModuleType, name: str, tell: Callable[..., None]) -> None:
+        self._module, self._name, self._original = module, name, getattr(module, name)
+
+        @wraps(self._original)
+        def told(*arguments: Any, **keywords: Any) -> Any:
+            tell(arguments, keywords)
+            return self._original(*arguments, **keywords)
+
+        self._hook = told
+        setattr(module, name, told)
+
+    def remove(self) -> None:
+        """Restores the function, unless another hook came later; this one then only calls it."""
+        if getattr(self._module, self._name, None) is self._hook:
+            setattr(self._module, self._name, self._original)
+
+
+class _FlashCall:
+    """A call of FlashAttention, whose lengths are tensors on a device.
+
+    Attributes:
+        counts: the tensors of lengths: the ends of the queries and of the keys, or the numbers of keys; none for a
+            call that is traced or captured.
+        key: equal for calls with the same shapes and the same tensors of lengths, if nobody wrote to these in between.
+    """
+
+    def __init__(self, named: Mapping[str, Any]) -> None:
+        def first(*names: str) -> Any:
+            return next((named[name] for name in names if named.get(name) is not None), None)
+
+        query, key, value = first("q"), first("k_cache", "k"), first("v_cache", "v")
+        self._shapes = tuple(_shape(each) or () for each in (query, key, value))
+        self._table = _shape(first("block_table", "page_table"))
+        self._causal = bool(named.get("causal"))
+        found = {"queries": named.get("cu_seqlens_q"), "keys": first("seqused_k", "cache_seqlens", "cu_seqlens_k")}
+        capturing = getattr(query, "is_cuda", False) and sys.modules["torch"].cuda.is_current_stream_capturing()
+        skipped = capturing or type(query).__name__ in _TRACED or not hasattr(found["keys"], "tolist")
+        self.counts: dict[str, Any] = (
+            {} if skipped else {name: each for name, each in found.items() if each is not None}
+        )
+        self._ends_of_keys = first("seqused_k", "cache_seqlens") is None
+        of_counts = [(name, id(each), getattr(each, "_version", 0)) for name, each in self.counts.items()]
+        self.key = (self._shapes, self._table, self._causal, of_counts)
+
+    def fetch(self) -> None:
+        """Begins to copy the lengths to the host."""
+        on_gpu, torch = any(each.is_cuda for each in self.counts.values()), sys.modules["torch"]
+        self._event = torch.cuda.Event() if on_gpu else None
+        self._host = {
+            name: torch.empty(each.shape, dtype=each.dtype, pin_memory=on_gpu).copy_(each, non_blocking=True)
+            for name, each in self.counts.items()
+        }
+        if self._event is not None:
+            self._event.record()
+
+    def has_come(self) -> bool:
+        return self._event is None or self._event.query()
+
+    def line(self) -> bytes:
+        """Returns the line of the record, in the shapes of the rows of this call; waits for the lengths."""
+        if self._event is not None:
+            self._event.synchronize()
+        (*tokens, heads, width), key, value = self._shapes
+        keys = self._host["keys"].tolist()[self._ends_of_keys :]
+        many = tokens[0] * (tokens[1] if len(tokens) > 1 else 1)
+        ends = self._host["queries"].tolist()[1:] if "queries" in self._host else None
+        ends = ends or [many // len(keys) * (i + 1) for i in range(len(keys))]
+        size, kv_heads = (key[1], key[2]) if self._table else (0, key[1])
+        if self._table:
+            # As a row of a trace has the cache: as many blocks as the table can name.
+            blocks = min(key[0], self._table[0] * self._table[1])
+            key, value = ((blocks, size, kv_heads * each[-1]) for each in (key, value))
+        record = {
+            "query_shape": (many, heads, width),
+            "key_shape": key,
+            "value_shape": value,
+            "atten_mask_shape": _CAUSAL_MASK if self._causal else None,
+            "block_table_shape": self._table,
+            "actual_seq_lengths": ends,
+            "actual_seq_lengths_kv": keys,
+            "block_table_valid_blocks": [-(-length // size) for length in keys] if size else None,
+            "num_heads": heads,
+            "num_key_value_heads": kv_heads,
+            "sparse_mode": 3 if self._causal else 0,
+            "input_layout": "TND",
+            "block_size": size or None,
+        }
+        return msgspec.json.encode(record) + b"\n"
+
+
+class _AfterImport(MetaPathFinder):
+    """Calls a function with each of some modules after its import, by its name."""
+
+    def __init__(self, names: set[str], then: Callable[[str, ModuleType], None]) -> None:
+        self._names, self._then = names, then
 
     def find_spec(self, name: str, path: object, target: object = None) -> ModuleSpec | None:
-        if name != _TORCH_NPU:
+        if name not in self._names:
             return None
-        self.remove()
+        self._names.discard(name)
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.loader is not None:
             execute, then = spec.loader.exec_module, self._then
 
             def exec_module(module: ModuleType) -> None:
                 execute(module)
-                then(module)
+                then(name, module)
 
             # Of this loader alone, not of its class.
             vars(spec.loader)["exec_module"] = exec_module
@@ -266,7 +401,7 @@ class _AfterImport(MetaPathFinder):
             sys.meta_path.remove(self)
 
 
-def _record(names: _Names, arguments: Sequence[Any], keywords: dict[str, Any]) -> bytes:
+def _record(names: _Names, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> bytes:
     """Returns the line of a call; "" for a call that a compiler traces."""
     query, key, value = (
         arguments[at] if at < len(arguments) else keywords[name] for at, name in enumerate(("query", "key", "value"))

@@ -40,7 +40,13 @@ from opatlas.data.ingests import (
 )
 from opatlas.data.op_mapping import WrittenMapping, write_default_mapping
 from opatlas.errors import OpAtlasError, TableError
-from opatlas.row.columns import ATTENTION_TYPES, INPUT_SHAPES, OUTPUT_SHAPES, PROFILING_AVERAGE
+from opatlas.row.columns import (
+    ATTENTION_TYPES,
+    INPUT_SHAPES,
+    OUTPUT_SHAPES,
+    PROFILING_AVERAGE,
+    RUNTIME_IN_SIGNATURE,
+)
 from opatlas.row.versions import kind_of
 from opatlas.text import pluralize, printable
 
@@ -77,7 +83,7 @@ class IngestResult:
         outcome: changes of the CSVs.
         account: the rows by their outcome.
         files: the captures that were read.
-        attention: the names of the captures with attention rows.
+        attention: the names of the captures with attention rows without lengths.
         already: files that an earlier ingest has, with its id; they were not read.
         same_bytes: files with the bytes of another file; they were not read.
         completed: earlier ingests that were interrupted and are complete now.
@@ -132,7 +138,9 @@ def ingest_captures(database: Database, captures: Sequence[Path], request: Inges
         check_unchanged(file)
     if aggregate.account.ingested:
         of_types = aggregate.cases()
-        done.attention = {name for kind in ATTENTION_TYPES & of_types.keys() for name in of_types[kind].sources}
+        cases = (case for kind in ATTENTION_TYPES & of_types.keys() for case in of_types[kind])
+        unknown = (case.sources for case in cases if not case.cells.get(RUNTIME_IN_SIGNATURE[1]))
+        done.attention = {name for sources in unknown for name in sources}
         del of_types
         with database.lock():
             ingests, keys = _store_samples(database, read, aggregate, request)

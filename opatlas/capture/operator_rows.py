@@ -286,11 +286,14 @@ def layout(kernel_type: str, slots: str, *, ones: bool = False, last: int | None
     return make
 
 
-def pointwise(kernel_type: str, count: int = 2, *, result: str = "", scale: int = 0, by_number: str = "") -> RowMaker:
+def pointwise(
+    kernel_type: str, count: int = 2, *, of: str = "", result: str = "", scale: int = 0, by_number: str = ""
+) -> RowMaker:
     """Returns the maker of rows of an elementwise kernel.
 
     Args:
         count: the operands, the first arguments; those that are no tensors are numbers.
+        of: the only dtype of operands that the kernel type has; default: any.
         result: the dtype of the result; default: that of the operands together.
         scale: the argument that multiplies the second operand, which must be 1; 0: none.
         by_number: the kernel type if the second operand is a number, which then has no slot.
@@ -301,6 +304,7 @@ def pointwise(kernel_type: str, count: int = 2, *, result: str = "", scale: int 
         call.expect(not scale or call.value(scale) in (None, 1), "a factor of the second operand")
         given = [call.tensor(at) for at in range(count) if call.has(at)]
         together = promoted(given)
+        call.expect(of in ("", together), f"operands in {together}")
         shaped = [each.stored() for each in given if each.shape]
         widest = max((len(each.steps) for each in shaped), default=0)
         # Operands of one layout are read in the order of their memory.

@@ -1,11 +1,14 @@
-"""Reads the launches of a capture file one by one, in the order of their start times."""
+"""The launches of a capture file one by one, in the order of their start: busy and idle time, and streams."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import numpy as np
 
 from opatlas.capture.ascend_database import LAUNCHED
 from opatlas.capture.capture_reader import (
@@ -26,6 +29,10 @@ from opatlas.row.quality import LONGEST_US
 from opatlas.row.slots import EMPTY_WORDS, strip_quotes
 from opatlas.text import parse_real
 
+#: The profiler computes waits from floats, which hold a time since 1970 to 0.25 us; three of them are rounded.
+WAIT_TOLERANCE_US = 0.5
+#: A capture with a larger share of waits that do not fit its rows is an excerpt.
+_EXCERPT = 0.01
 _OWN = (START, DEVICE, NAME, STEP, STREAM, WAIT, LAUNCHED)
 
 
@@ -149,3 +156,92 @@ def _word(cell: str) -> str:
     """Returns the text of a cell; "" for N/A."""
     word = cell.strip()
     return "" if word.upper() in EMPTY_WORDS else word
+
+
+class Timeline:
+    """The launches of one device, ordered by start.
+
+    Attributes:
+        start_ns, end_ns, duration_us: of each launch, on the profiler's clock.
+        busy_us: the part of each launch after the ends of all launches before it, so that the sum counts no time twice.
+        idle_us: the time before each start in which no launch runs.
+        launch_bound: whether the host's call of each launch began in the idle time before it; None if no launch tells.
+        wait_pairs: neighbours whose wait the profiler recorded.
+        wait_mismatches: the pairs whose wait is not the start less the end of the launch before.
+    """
+
+    def __init__(
+        self, start_ns: np.ndarray, duration_us: np.ndarray, wait_us: np.ndarray, queued_us: np.ndarray
+    ) -> None:
+        """
+        Args:
+            wait_us: the profiler's waits; NaN if not recorded.
+            queued_us: the time from the start of the host's call that launched a kernel to the kernel's start; NaN if
+                not recorded.
+        """
+        start, end = start_ns, start_ns + np.round(duration_us * 1000).astype(np.int64)
+        latest = np.concatenate((start[:1], np.maximum.accumulate(end)[:-1]))
+        self.start_ns, self.end_ns, self.duration_us = start, end, duration_us
+        self.busy_us: np.ndarray = np.maximum(end - np.maximum(start, latest), 0) / 1000
+        self.idle_us: np.ndarray = np.maximum(start - latest, 0) / 1000
+        self.launch_bound = queued_us < self.idle_us if np.isfinite(queued_us).any() else None
+        # Of launches that overlap, the profiler writes a wait of 0.
+        gaps = np.maximum(start[1:] - end[:-1], 0) / 1000
+        self.wait_pairs = int(np.isfinite(wait_us[1:]).sum())
+        self.wait_mismatches = int((np.abs(wait_us[1:] - gaps) > WAIT_TOLERANCE_US).sum())
+
+    @property
+    def is_excerpt(self) -> bool:
+        """Whether rows between these rows are missing."""
+        return self.wait_mismatches > _EXCERPT * self.wait_pairs
+
+
+def numbered_steps(labels: Sequence[str]) -> np.ndarray:
+    """Numbers steps in the order of their first launches. A launch without a label is of the step before it."""
+    order = {label: number for number, label in enumerate(dict.fromkeys(filter(None, labels)))}
+    # The last kernels of a step may run after the first ones of the next.
+    numbers: np.ndarray = np.maximum.accumulate([order.get(label, 0) for label in labels])
+    return numbers
+
+
+class LaunchTimeline(Timeline):
+    """A timeline with what is known of its launches.
+
+    Attributes:
+        launches: ordered by start.
+        kernels: type and input shapes of each.
+        problems: lines of the file that cannot be read.
+        streams: the number of launches of each stream; "" for launches whose stream is not known.
+        main_stream: the stream with the largest sum of durations; "" if no stream is known.
+        beside_main: whether each launch is on another stream; without a known stream, whether it overlaps a neighbour.
+    """
+
+    def __init__(self, path: Path, launches: Sequence[Launch], problems: Sequence[str] = ()) -> None:
+        self.path, self.launches, self.problems = path, tuple(launches), tuple(problems)
+        self.kernels = [(launch.kernel_type, launch.cells.get(INPUT_SHAPES, "")) for launch in launches]
+        start, *numbers = _times(launches)
+        super().__init__(start, *numbers)
+        self.streams = Counter(launch.stream for launch in launches)
+        sums: defaultdict[str, float] = defaultdict(float)
+        for launch in launches:
+            sums[launch.stream] += launch.duration_us
+        sums.pop("", None)
+        self.main_stream = max(sums, key=sums.__getitem__, default="")
+        overlaps = np.zeros(len(start), dtype=bool)
+        into_next = self.end_ns[:-1] > start[1:]
+        overlaps[1:] |= into_next
+        overlaps[:-1] |= into_next
+        on_other = np.array([launch.stream != self.main_stream for launch in launches], dtype=bool)
+        self.beside_main = np.where([not launch.stream for launch in launches], overlaps, on_other)
+
+
+def timeline_of(launches: Sequence[Launch]) -> Timeline:
+    """Returns the timeline of launches that are ordered by start."""
+    return Timeline(*_times(launches))
+
+
+def _times(launches: Sequence[Launch]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    start = np.array([launch.start_ns for launch in launches], dtype=np.int64)
+    rest = [(launch.duration_us, launch.wait_us, launch.queued_us) for launch in launches]
+    duration, wait, queued = np.array(rest, dtype=np.float64).reshape(-1, 3).T
+    return start, duration, wait, queued

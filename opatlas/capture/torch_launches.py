@@ -17,6 +17,7 @@ from opatlas.capture.launches import CapturedLaunches, DeviceTime, SkipReason
 from opatlas.capture.single_launches import Launch, Launches
 from opatlas.capture.torch_operators import CapturedRow, LeftOut, row_of
 from opatlas.capture.torch_trace import COLLECTIVE, CallKind, TorchTrace, read_trace
+from opatlas.data.cells import kernels_cell
 from opatlas.errors import TableError
 from opatlas.row.columns import ACCELERATOR_CORE, BASE, PROFILING_KERNEL_NAMES, PROFILING_SOURCE
 from opatlas.row.location import slug
@@ -29,7 +30,6 @@ _SHAPES_REMEDY = (
 #: The Accelerator Core of collectives.
 COMMUNICATION = "COMMUNICATION"
 OF_NCCL = re.compile(r"nccl", re.IGNORECASE)
-_MOST_NAMES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +159,8 @@ def read_torch_trace(
             launches.counts.add(outcome.row.reason, name, 1, time_ns / 1e3)
             continue
         names = [kernel_name(trace.names[trace.name[event]]) for event in outcome.events]
-        more = f" + {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
         own = {
-            PROFILING_KERNEL_NAMES: " + ".join(names[:_MOST_NAMES]) + more,
+            PROFILING_KERNEL_NAMES: kernels_cell(names),
             PROFILING_SOURCE: "CUDA graph" if outcome.is_replay else "eager",
         }
         if outcome.row.differs:

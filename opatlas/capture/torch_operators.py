@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from opatlas.capture import operator_rows as rows
-from opatlas.capture.launches import COMPLETENESS, SkipReason
+from opatlas.capture.launches import SkipReason
 from opatlas.capture.operator_rows import (
     GAPS,
     CapturedRow,
@@ -26,7 +26,7 @@ from opatlas.capture.operator_rows import (
 )
 from opatlas.row import columns as col
 
-__all__ = ["CapturedRow", "LeftOut", "Operator", "is_known", "row_of", "wins_over_inner"]
+__all__ = ["OPERATORS", "CapturedRow", "LeftOut", "Operator", "is_known", "row_of", "wins_over_inner"]
 
 #: The mask that stands for a causal mask of any lengths, and the number of slots of FusedInferAttentionScore.
 _CAUSAL_MASK, _ATTENTION_SLOTS = (2048, 2048), 31
@@ -96,6 +96,17 @@ def _grouped_product(call: OperatorCall) -> CapturedRow:
     return call.row("GroupedMatmul", slots, [a.like(a.shape[0], b.shape[2])])
 
 
+def _convolution(call: OperatorCall) -> CapturedRow:
+    """`cudnn_convolution`: images, weight, padding, stride, dilation, groups."""
+    x, weight, (padding, stride, dilation, groups) = call.told(0), call.told(1), map(call.value, range(2, 6))
+    (count, channels, *sizes), (made, _, *kernel) = x.shape, weight.shape
+    call.expect(len(sizes) == 2 and groups in (1, channels) and dilation == [1, 1], "groups, dilation or other axes")
+    windows = zip(sizes, kernel, padding, stride, strict=True)
+    result = x.like(count, made, *((size + 2 * edge - own) // step + 1 for size, own, edge, step in windows))
+    formats = {col.INPUT_FORMATS: "NCHW;NCHW", col.OUTPUT_FORMATS: "NCHW"}
+    return call.row("Conv2D" if groups == 1 else "DepthwiseConv2D", [x, weight], [result], formats)
+
+
 def _gathered(kernel_type: str, index: int) -> RowMaker:
     """Returns the maker of rows of a table whose lines (axis 0) are gathered; argument `index` has their numbers."""
 
@@ -132,20 +143,28 @@ def _rope(call: OperatorCall) -> CapturedRow:
 def _attention(causal: int, bias: int | None = None) -> RowMaker:
     """Returns the maker of rows of attention: queries, keys and values (B, N, S, D); `causal` and `bias` are arguments.
 
-    All sequences have one length, so the row has their lengths: the sequences one after the other.
+    All sequences have one length, so the row has their lengths: the sequences one after the other. With a mask of its
+    own a call is a row of the kernel type that has masks, of training.
     """
 
     def make(call: OperatorCall) -> CapturedRow:
         q, k, v = tensors = [call.tensor(at) for at in range(3)]
-        call.expect(bias is None or not call.has(bias), "attention with a mask of its own")
-        batch, _, queries, _ = q.shape
+        batch, heads, queries, _ = q.shape
+        if bias is not None and call.has(bias):
+            mask, sums = call.tensor(bias), Tensor((batch, heads, queries, 8), "FLOAT")
+            call.expect(queries == k.shape[2] and mask.shape[-1] == queries, "a mask for other keys than queries")
+            call.tell("a mask that is added to the scores", mask.dtype != "BOOL")
+            slots = [*tensors, None, None, None, mask.like(*mask.shape, dtype="BOOL")]
+            return call.row("FlashAttentionScore", slots, [sums, sums, None, q.like(*q.shape[:3], v.shape[3])])
         keys, masked = k.shape[2], call.value(causal) is True and queries > 1
         call.expect(not masked or queries == keys, "a causal mask for more keys than queries")
         packed = [each.like(each.shape[0] * each.shape[2], each.shape[1], each.shape[3]) for each in tensors]
         ends = {"actual_seq_lengths_values": queries, "actual_seq_lengths_kv_values": keys}
         more = {name: ",".join(str(length * (i + 1)) for i in range(batch)) for name, length in ends.items()}
-        more |= {"avg_seq_len": str(keys), "metadata_completeness": "complete"}
-        return _attention_row(call, packed, batch, v.shape[3], masked, more | {"num_key_value_heads": str(k.shape[1])})
+        more |= {"avg_seq_len": str(keys), "metadata_completeness": "complete", "sparse_mode": "3" if masked else "0"}
+        more |= {"num_heads": str(heads), "num_key_value_heads": str(k.shape[1]), "input_layout": "TND"}
+        cells = {col.RUNTIME_PREFIX + name: cell for name, cell in more.items()}
+        return _attention_row(call, packed, batch, v.shape[3], masked, cells)
 
     return make
 
@@ -156,35 +175,37 @@ def _attention_row(
     batch: int,
     width: int,
     masked: bool,
-    more: Mapping[str, str],
+    cells: Mapping[str, str],
     table: Tensor | None = None,
 ) -> CapturedRow:
     """Returns a row of FusedInferAttentionScore: queries, keys and values, in pages if there is a table of them."""
     mask = Tensor(_CAUSAL_MASK, "INT8") if masked else None
     slots = [*qkv, None, mask, numbers(batch), numbers(batch), *[None] * 7, table]
-    runtime = {"actual_seq_lengths_shape": str(batch), "actual_seq_lengths_kv_shape": str(batch), "input_layout": "TND"}
-    runtime |= {"sparse_mode": "3" if masked else "0", "num_heads": str(qkv[0].shape[1]), **more}
-    cells = {col.RUNTIME_PREFIX + name: cell for name, cell in runtime.items()}
     result = qkv[0].like(*qkv[0].shape[:2], width)
     return call.row("FusedInferAttentionScore", slots + [None] * (_ATTENTION_SLOTS - len(slots)), [result], cells)
 
 
-def _paged_attention(call: OperatorCall) -> CapturedRow:
-    """Attention to keys in pages: queries (T, N, D), caches (blocks, block size, N, D), sums of lengths, a block table.
+def _lengths_on_device(call: OperatorCall) -> CapturedRow:
+    """Attention to sequences of several lengths: queries (T, N, D), keys and values, the ends of the sequences.
 
-    The places of arguments change between versions, so they are found by axes and dtypes. The lengths are on the
-    device: the row has the shapes alone, until records of calls fill them.
+    Keys are in pages (blocks, block size, N, D) with a table of them, or (T, N, D). The places of arguments change
+    between versions, so they are found by axes and dtypes. The lengths are on the device: the row says that they are
+    not known, until records of calls, or a user, tell them.
     """
     q, k, v, *others = call.tensors()
-    table = next((each for each in others if len(each.shape) == 2 and each.dtype == "INT32"), None)
-    if table is None or len(k.shape) != 4 or len(q.shape) != 3:
-        raise NoRow("attention without keys in pages")
+    q = q.like(math.prod(q.shape[:-2]), *q.shape[-2:])
+    of_axes = {len(each.shape): each for each in reversed(others) if each.dtype == "INT32"}
+    fits = len(k.shape) == 4 if 2 in of_axes else len(k.shape) == 3 and 1 in of_axes
+    call.expect(fits, "neither keys in pages nor the ends of sequences")
+    # Nothing else: records fill the other cells, and a further capture adds to the rows that they filled.
+    cells = dict([col.WITHOUT_LENGTHS])
+    if 2 not in of_axes:
+        batch = of_axes[1].shape[0] - 1
+        return _attention_row(call, [q, k.like(*k.shape), v.like(*v.shape)], batch, v.shape[2], True, cells)
     # A cache has pages for all steps of an engine; of those a row keeps as many as the table can name.
-    (blocks, size, heads, width), pages = k.shape, table.shape
-    caches = [each.like(min(blocks, math.prod(pages)), size, heads * width) for each in (k, v)]
-    more = {"block_size": str(size), "num_key_value_heads": str(heads), "block_table_shape": ",".join(map(str, pages))}
-    more[COMPLETENESS.removeprefix(col.RUNTIME_PREFIX)] = "shapes-only"
-    return _attention_row(call, [q, *caches], pages[0], q.shape[2], True, more, table)
+    (blocks, size, heads, _), pages = k.shape, of_axes[2].shape
+    caches = [each.like(min(blocks, math.prod(pages)), size, heads * each.shape[3]) for each in (k, v)]
+    return _attention_row(call, [q, *caches], pages[0], q.shape[2], True, cells, of_axes[2])
 
 
 _NORM = layout("RmsNorm", "1; 2 -> 0; 1.rows")
@@ -197,7 +218,8 @@ _COMPARED |= {"logical_and": "LogicalAnd", "logical_or": "LogicalOr"}
 #: Functions of one tensor whose kernel types have their names.
 _UNARY = ("abs", "cos", "exp", "log", "neg", "reciprocal", "relu", "rsqrt", "sigmoid", "sin", "sqrt", "tanh")
 
-_TABLE: Mapping[str, RowMaker] = {
+#: The operators whose calls have rows.
+OPERATORS: Mapping[str, RowMaker] = {
     # Products.
     "aten::mm": _product,
     "aten::addmm": _product,
@@ -208,13 +230,15 @@ _TABLE: Mapping[str, RowMaker] = {
     "_C::cutlass_scaled_mm": _scaled_product(1, dtype=0),
     "sgl_kernel::fp8_scaled_mm": _scaled_product(0, dtype=4),
     "sgl_kernel::int8_scaled_mm": _scaled_product(0, dtype=4),
+    "aten::cudnn_convolution": _convolution,
     # Attention.
     "aten::_scaled_dot_product_flash_attention": _attention(causal=4),
     "aten::_scaled_dot_product_efficient_attention": _attention(causal=6, bias=3),
     "aten::_scaled_dot_product_cudnn_attention": _attention(causal=6, bias=3),
-    "_vllm_fa2_C::varlen_fwd": _paged_attention,
-    "_vllm_fa3_C::fwd": _paged_attention,
-    "sgl_kernel::fwd": _paged_attention,
+    "_vllm_fa2_C::varlen_fwd": _lengths_on_device,
+    "_vllm_fa3_C::fwd": _lengths_on_device,
+    "sgl_kernel::fwd": _lengths_on_device,
+    "flash_attn::_flash_attn_varlen_forward": _lengths_on_device,
     # Norms and activations.
     "aten::_fused_rms_norm": layout("RmsNorm", "0; 2 -> 0; 0.rows", ones=True),
     "aten::native_layer_norm": layout("LayerNormV4", "0; [1]:INT32; 2; 3 -> 0; 0.rows; 0.rows", ones=True),
@@ -231,7 +255,9 @@ _TABLE: Mapping[str, RowMaker] = {
     **{f"aten::{name}": pointwise(kernel_type, result="BOOL") for name, kernel_type in _COMPARED.items()},
     "aten::silu": pointwise("Swish", 1),
     "aten::logical_not": pointwise("LogicalNot", 1, result="BOOL"),
-    "aten::bitwise_not": pointwise("LogicalNot", 1),
+    "aten::bitwise_not": pointwise("LogicalNot", 1, of="BOOL"),
+    "aten::bitwise_and": pointwise("LogicalAnd", of="BOOL"),
+    "aten::bitwise_or": pointwise("LogicalOr", of="BOOL"),
     "aten::add": pointwise("Add", scale=2),
     "aten::sub": pointwise("Sub", scale=2),
     "aten::rsub": pointwise("Sub", scale=2),
@@ -316,7 +342,7 @@ def is_known(name: str) -> bool:
 
 def wins_over_inner(name: str) -> bool:
     """Returns whether an operator is the row of all kernels that known operators inside it launch."""
-    return name in _OUTER or (name in _TABLE and (name.startswith(_SDPA) or not name.startswith("aten::")))
+    return name in _OUTER or (name in OPERATORS and (name.startswith(_SDPA) or not name.startswith("aten::")))
 
 
 def row_of(operator: Operator, kernels: Sequence[str]) -> CapturedRow | LeftOut:
@@ -340,7 +366,7 @@ def _maker(name: str) -> RowMaker | None:
     if name.startswith(_COMPILED):
         # A kernel of torch.compile is a type of its own: all its tensors are inputs, as results are among them.
         return lambda call: call.row(name, call.tensors(), [])
-    return _TABLE.get(name) or (_TABLE.get(name.removesuffix("_")) if name.startswith("aten::") else None)
+    return OPERATORS.get(name) or (OPERATORS.get(name.removesuffix("_")) if name.startswith("aten::") else None)
 
 
 def _left_out(name: str) -> LeftOut | None:

@@ -14,6 +14,7 @@ from cyclopts import Parameter
 from opatlas import options
 from opatlas.capture.apply import rows_without_replay
 from opatlas.capture.attention import fill_rows
+from opatlas.capture.attention_calls import GivenLengths
 from opatlas.capture.capture_discovery import TRACE, FoundCaptures, find_captures, kind_of_capture
 from opatlas.capture.ingest import IngestRequest, IngestResult, ingest_captures
 from opatlas.capture.torch_trace import captured_gpu
@@ -45,6 +46,7 @@ def ingest(
     *,
     profiling_path: Path | None = None,
     attention_records: Annotated[tuple[Path, ...], Parameter(consume_multiple=True)] = (),
+    attention: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = (),
     database_path: Path | None = None,
     device: str | None = None,
     versions: Annotated[Versions | None, reads(options.versions), Parameter(accepts_keys=False)] = None,
@@ -55,7 +57,8 @@ def ingest(
     """Brings profiler captures into a database: one CSV for each kernel type.
 
     A capture does not hold the sequence lengths of attention calls. --attention-records fills the Runtime columns of
-    attention rows from records of the serving process: JSON objects, one a line (docs/captures.md).
+    attention rows from records of the serving process: JSON objects, one a line (docs/captures.md). --attention fills
+    those of rows that no record has with the lengths of batches that are known otherwise.
 
     Exit status: 0 all captures are in the database; 1 something was left out because of an error, nothing could be
     ingested, or the database cannot be written; 2 wrong usage.
@@ -66,6 +69,8 @@ def ingest(
             without a CSV, and for traces of torch.profiler, `*.trace.json`, else exports of nsys, `*.sqlite`, if it
             has no other captures.
         attention_records: files of records that fill the lengths of attention rows, .jsonl or .jsonl.gz.
+        attention: lengths of the sequences of a batch, SEQUENCESxQUERIES:KEYS, such as 64x1:4096,512:512, for attention
+            rows of as many sequences and queries without lengths.
         database_path: folder of the {KernelType}.csv files (default: that of the device and versions).
         device: device of the captures, by the name of its database folder (default: the GPU that a trace names, else
             ATLAS_800_A3_752T_128G_DIE; with --database-path: not known).
@@ -76,8 +81,9 @@ def ingest(
         replace: replace the samples of earlier captures, for the signatures of this capture.
         mixed: ingest captures of another device, or of other versions, than earlier captures of this database.
     """
-    if profiling_path is None and not attention_records:
-        raise UsageError("nothing to ingest: name a capture with --profiling-path, or --attention-records")
+    if profiling_path is None and not attention_records and not attention:
+        raise UsageError("nothing to ingest: name a capture with --profiling-path, --attention-records or --attention")
+    lengths = [GivenLengths.parse(text) for text in attention]
     given = versions or Versions()
     manifest_options = {
         "profiling_path": profiling_path and printable(str(profiling_path)),
@@ -109,9 +115,9 @@ def ingest(
         software = CaptureVersions(given.vllm, given.torch, given.cann, given.cuda if traces else None)
         request = IngestRequest(profiling_path, replace, mixed, device, software, manifest_options, shapes_from)
         _ingest(database, found, request, done)
-    if attention_records:
+    if attention_records or lengths:
         try:
-            _fill(database, tuple(dict.fromkeys(attention_records)), records_mb, done)
+            _fill(database, tuple(dict.fromkeys(attention_records)), records_mb, lengths, done)
         except OpAtlasError as error:
             if profiling_path is None:
                 raise
@@ -261,14 +267,16 @@ def _captures_json(done: IngestResult) -> dict[str, object]:
     }
 
 
-def _fill(database: Database, files: Sequence[Path], total_mb: float, into: _Done) -> None:
+def _fill(
+    database: Database, files: Sequence[Path], total_mb: float, lengths: Sequence[GivenLengths], into: _Done
+) -> None:
     with usage_errors():
         expect_folder(database.path, _MAKES)
     report = None
     # A session writes rows back by their signatures, which change here.
     with held(database, "ingest --attention-records") as problems:
         with progress("read, MB", total_mb) as advance:
-            outcome = fill_rows(database, files, _MOST_ROWS, advance)
+            outcome = fill_rows(database, files, _MOST_ROWS, advance, lengths)
         unmatched = outcome.table()
         try:
             report = database.write_report("fill_runtime", ("What", "Count", "Place", "Key"), unmatched)

@@ -32,16 +32,19 @@ def stored_us(record: Record) -> float:
     return row_kind(record.kernel_type).duration_us(record.measurement.samples_us)
 
 
+def kernels_cell(names: Sequence[str]) -> str:
+    """Returns the cell of the device kernels of a call."""
+    more = f" + ... ({len(names)} in all)" if len(names) > _MOST_KERNEL_NAMES else ""
+    return " + ".join(names[:_MOST_KERNEL_NAMES]) + more
+
+
 def duration_cells(record: Record) -> dict[str, str]:
     """Returns the cells about the duration of a measured row; none for another row."""
     measurement = record.measurement
     if measurement is None:
         return {}
     summary, verdict, execution = measurement.summary, measurement.verdict, measurement.execution
-    names, total = execution.kernel_names, measurement.total_elements
-    shown_names = " + ".join(names[:_MOST_KERNEL_NAMES])
-    if len(names) > _MOST_KERNEL_NAMES:
-        shown_names += f" + ... ({len(names)} in all)"
+    total = measurement.total_elements
     return {
         **_average_cells(record, summary.median_us),
         col.MICROBENCH_MIN: microseconds(summary.min_us),
@@ -58,7 +61,7 @@ def duration_cells(record: Record) -> dict[str, str]:
         col.CHECKED_ELEMENTS: f"{measurement.checked_elements}/{total}" if total else "",
         col.STAND_IN: measurement.stand_in,
         col.IMPLEMENTATION: execution.implementation,
-        col.KERNEL_NAMES: shown_names,
+        col.KERNEL_NAMES: kernels_cell(execution.kernel_names),
         col.SPAN: "" if execution.span_us is None else microseconds(execution.span_us),
         col.OUTPUTS_MISSING: "; ".join(map(str, execution.outputs_missing)),
         col.CONVERSIONS: "; ".join(execution.conversions),

@@ -106,7 +106,7 @@ _MEANINGS: Mapping[ColumnGroup, Mapping[str, str]] = {
         "Runtime attn_state": "state of the step; only other tools write it",
         "Runtime kv_cache_mode": "state of the cache; only other tools write it",
         "Runtime operator_input_shapes_raw": "shapes of the operator; only other tools write them",
-        "Runtime metadata_completeness": "`none`, `shapes-only`, `partial` or `complete`",
+        "Runtime metadata_completeness": "`none`, `shapes-only`, `partial` or `complete`; `no-lengths`: not replayed",
     },
     ColumnGroup.SUITE: {
         "Sample": "in a [suite](../docs/candidates.md#suites): torch's sample, with the digest of its arguments",
@@ -290,6 +290,8 @@ EXPERT_PARALLEL = frozenset(
     }
 )
 
+#: A row of attention whose lengths nobody knows, and which is not replayed with assumed ones: (column, cell).
+WITHOUT_LENGTHS = (RUNTIME_PREFIX + "metadata_completeness", "no-lengths")
 #: Kernels whose duration depends on lengths of sequences, which are in the Runtime columns.
 ATTENTION_TYPES = frozenset({"FusedInferAttentionScore"})
 

@@ -263,13 +263,17 @@ class Record:
             yield self.measurement.ran_as.kernel_type, self.measurement.ran_as.cells or self.cells
 
 
+#: How a reason begins that says what was launched for a row.
+RAN_AS = "ran as "
+
+
 def ran_as(record: Record) -> str:
     """Returns the reason of a record, with a remark about what was launched if it was not the row."""
     launched = record.launched_record()
     if launched is None:
         return record.reason
     shapes = f" on {launched.cells.get(INPUT_SHAPES, '')}" if launched.signature != record.signature else ""
-    return "; ".join(filter(None, (f"ran as {launched.kernel_type}{shapes}", record.reason)))
+    return "; ".join(filter(None, (f"{RAN_AS}{launched.kernel_type}{shapes}", record.reason)))
 
 
 def new_run_id() -> str:

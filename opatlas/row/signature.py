@@ -250,6 +250,8 @@ def make_case_id(kernel_type: str, signature: str, row_digest: str = "") -> str:
     if is_communication(kernel_type):
         message_bytes, devices, dtype, tier = signature.split("|")
         readable = f"{message_bytes}-{dtype}-{devices}-tier{tier}"
+    elif kernel_type == col.STEP:
+        readable = signature.split("|")[5].lower().replace(",", "-")
     else:
         inputs, dtypes, _formats, outputs = signature.split("|")[:4]
         readable = f"{inputs}-{dtypes}-{outputs}".translate(_SEPARATORS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from captures import launched, write_capture
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sessions import row
 
-from opatlas.ask.checks import CHECKS
+from opatlas.ask.checks import CHECKS, duration_checks
 from opatlas.ask.checks.check import KNOWN_FINDINGS, CheckedDatabase, CheckResults, Finding, read_known, split_findings
 from opatlas.ask.checks.duration_checks import alignments, families, model_us, shortest_us
 from opatlas.cli.main import main
@@ -278,6 +279,15 @@ def test_a_message_against_the_model_of_its_links(tmp_path: Path, row: dict[str,
 def test_a_model_is_never_faster_than_the_links(kind: Collective, size: int, devices: int, link: Link) -> None:
     assert model_us(kind, size, devices, link) > shortest_us(kind, size, devices, link) > 0
     assert model_us(kind, 2 * size, devices, link) >= model_us(kind, size, devices, link)
+
+
+def test_the_model_of_each_message_is_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    database = a3(tmp_path, *(collective(size << 20, 16, 1, 9000.0) for size in range(1, 4)))
+    model = Mock(side_effect=model_us)
+    monkeypatch.setattr(duration_checks, "model_us", model)
+    for name in ("links", "link-model", "below-roofline", "monotone"):
+        findings(name, database)
+    assert model.call_count == 3
 
 
 def test_messages_are_not_compared_with_links_that_nobody_knows(tmp_path: Path) -> None:

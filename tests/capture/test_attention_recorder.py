@@ -330,3 +330,76 @@ def test_a_compiled_call_is_recorded_when_it_runs(tmp_path):
 def test_vllm_finds_it():
     (plugin,) = entry_points(group="vllm.general_plugins", name="opatlas_record_attention")
     assert plugin.load() is attention_recorder.start_from_environment
+
+
+@pytest.fixture
+def flash(monkeypatch):
+    """Stand-ins for the functions of vLLM and of SGLang, with the arguments that count here."""
+
+    def flash_attn_varlen_func(
+        q,
+        k,
+        v,
+        max_seqlen_q,
+        cu_seqlens_q,
+        max_seqlen_k,
+        cu_seqlens_k=None,
+        seqused_k=None,
+        causal=False,
+        block_table=None,
+    ):
+        return q
+
+    def flash_attn_with_kvcache(
+        q, k_cache, v_cache, cache_seqlens=None, page_table=None, cu_seqlens_q=None, causal=False
+    ):
+        return q
+
+    vllm, sglang = types.ModuleType("vllm"), types.ModuleType("sglang")
+    vllm.flash_attn_varlen_func, sglang.flash_attn_with_kvcache = flash_attn_varlen_func, flash_attn_with_kvcache
+    monkeypatch.setitem(sys.modules, "vllm.vllm_flash_attn.flash_attn_interface", vllm)
+    monkeypatch.setitem(sys.modules, "sgl_kernel.flash_attn", sglang)
+    monkeypatch.delitem(sys.modules, "torch_npu", raising=False)
+    return types.SimpleNamespace(vllm=vllm, sglang=sglang)
+
+
+def lengths_tensor(*lengths):
+    return torch.tensor(lengths, dtype=torch.int32)
+
+
+def test_calls_of_flash_attention_on_gpus(flash, tmp_path):
+    original = flash.vllm.flash_attn_varlen_func
+    query, cache = torch.zeros(6, 4, 16), torch.zeros(99, 32, 2, 16)
+    table, ends, keys = torch.zeros(3, 8, dtype=torch.int32), lengths_tensor(0, 1, 2, 6), lengths_tensor(40, 7, 64)
+    with record_attention(tmp_path / "calls.jsonl"):
+        of_step = {"seqused_k": keys, "causal": True, "block_table": table}
+        for _ in range(3):
+            assert flash.vllm.flash_attn_varlen_func(query, cache, cache, 4, ends, 64, **of_step) is query
+        # The next step, in the same tensor.
+        keys += 1
+        flash.vllm.flash_attn_varlen_func(query, cache, cache, 4, ends, 65, **of_step)
+        packed = torch.zeros(6, 2, 16)
+        flash.vllm.flash_attn_varlen_func(query, packed, packed, 4, ends, 4, cu_seqlens_k=ends, causal=True)
+        decode = torch.zeros(3, 1, 4, 16)
+        flash.sglang.flash_attn_with_kvcache(decode, cache, cache, cache_seqlens=keys, page_table=table, causal=True)
+    assert flash.vllm.flash_attn_varlen_func is original
+    first, second, prompts, tokens = lines(tmp_path)
+    assert first == {
+        "query_shape": [6, 4, 16],
+        # Of the blocks of a cache a row has as many as the table can name.
+        "key_shape": [24, 32, 32],
+        "value_shape": [24, 32, 32],
+        "atten_mask_shape": [2048, 2048],
+        "block_table_shape": [3, 8],
+        "actual_seq_lengths": [1, 2, 6],
+        "actual_seq_lengths_kv": [40, 7, 64],
+        "block_table_valid_blocks": [2, 1, 2],
+        "num_heads": 4,
+        "num_key_value_heads": 2,
+        "sparse_mode": 3,
+        "input_layout": "TND",
+        "block_size": 32,
+    }
+    assert second["actual_seq_lengths_kv"] == [41, 8, 65]
+    assert (prompts["key_shape"], prompts["actual_seq_lengths_kv"]) == ([6, 2, 16], [1, 2, 6])
+    assert (tokens["query_shape"], tokens["actual_seq_lengths"]) == ([3, 4, 16], [1, 2, 3])

@@ -11,7 +11,7 @@ from decode_timelines import decode_steps, launches_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opatlas.capture.timeline import Timeline
+from opatlas.capture.single_launches import Timeline
 from opatlas.cli.main import main
 from opatlas.outer.diagnosis.diagnosis import diagnose
 from opatlas.outer.diagnosis.verdicts import KernelVerdict

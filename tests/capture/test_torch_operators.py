@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from opatlas.capture.attention_calls import GivenLengths, row_key
 from opatlas.capture.launches import SkipReason
-from opatlas.capture.torch_operators import CapturedRow, LeftOut, Operator, is_known, row_of, wins_over_inner
+from opatlas.capture.torch_launches import read_outcomes
+from opatlas.capture.torch_operators import OPERATORS, CapturedRow, LeftOut, Operator, is_known, row_of, wins_over_inner
+from opatlas.errors import UsageError
 from opatlas.row import columns as col
+from opatlas.row.errors import Unsupported
 from opatlas.row.signature import signature
 from opatlas.run.registry import replays_of_bench
 from opatlas.theory.model_calls import model_calls
 from opatlas.theory.sources import resolve_model
 
+TRACES = Path(__file__).parents[1] / "data" / "torch_traces"
 BF16, F32, I64, I32 = "c10::BFloat16", "float", "long int", "int"
 
 
@@ -63,7 +71,7 @@ def made(name: str, *arguments: tuple[Any, ...], kernels: tuple[str, ...] = ()) 
 def text(row: CapturedRow) -> str:
     """A row as `type shapes | dtypes -> shapes | dtypes`, without the prefix of dtypes."""
     shapes, dtypes, results, result_dtypes = (
-        row.cells[name].replace("DT_", "")
+        row.cells[name].replace("DT_UNDEFINED", "").replace("DT_", "")
         for name in (col.INPUT_SHAPES, col.INPUT_DTYPES, col.OUTPUT_SHAPES, col.OUTPUT_DTYPES)
     )
     return f"{row.kernel_type} {shapes} | {dtypes} -> {results} | {result_dtypes}"
@@ -73,6 +81,7 @@ CAT = (
     "void at::native::(anonymous namespace)::CatArrayBatchedCopy<at::native::(anonymous namespace)::OpaqueType<{}u>, 4>"
 )
 SLICED = tensor(1, 512, 2816, strides=(2883584, 5632, 1))
+MASK, MASKED = tensor(8, 8), "FlashAttentionScore 1,4,8,6;1,4,8,6;1,4,8,6"
 #: Operators as in traces of an H200, and their rows.
 ROWS = {
     "a batch of one has no axis": (
@@ -171,6 +180,13 @@ ROWS = {
         ),
         "QuantBatchMatmulV3 8,256;384,256;3,2;8,2 | FLOAT8_E4M3FN;FLOAT8_E4M3FN;FLOAT;FLOAT -> 8,384 | BF16",
     ),
+    "a convolution": (
+        (
+            *("aten::cudnn_convolution", tensor(2, 3, 14, 14), tensor(6, 3, 7, 7), scalar([0, 0]), scalar([7, 7])),
+            *(scalar([1, 1]), scalar(1), scalar(False), scalar(False), scalar(True)),
+        ),
+        "Conv2D 2,3,14,14;6,3,7,7 | BF16;BF16 -> 2,6,2,2 | BF16",
+    ),
     "experts": (
         (
             "aten::_grouped_mm",
@@ -180,7 +196,14 @@ ROWS = {
             NONE,
             NONE,
         ),
-        f"GroupedMatmul 64,32;4,48,32;;;;;;4; | BF16;BF16;{'UNDEFINED;' * 5}INT64;UNDEFINED -> 64,48 | BF16",
+        "GroupedMatmul 64,32;4,48,32;;;;;;4; | BF16;BF16;;;;;;INT64; -> 64,48 | BF16",
+    ),
+    "a mask": (
+        (
+            *("aten::_scaled_dot_product_cudnn_attention", *[tensor(1, 4, 8, 6)] * 3, MASK),
+            *(scalar(False), scalar(0.0), scalar(False), scalar(False), NONE),
+        ),
+        f"{MASKED};;;;8,8 | BF16;BF16;BF16;;;;BOOL -> 1,4,8,8;1,4,8,8;;1,4,8,6 | FLOAT;FLOAT;;BF16",
     ),
     "a compiled kernel": (
         ("triton_poi_fused_add_0", tensor(8, 4), tensor(8, 4), scalar(32)),
@@ -214,8 +237,8 @@ def expect_replay(row: CapturedRow) -> None:
 
 
 LEFT_OUT = {
-    "a mask of its own": (
-        *("aten::_scaled_dot_product_efficient_attention", *[tensor(1, 4, 8, 64)] * 3, tensor(1, 4, 8, 8)),
+    "a mask of other keys": (
+        *("aten::_scaled_dot_product_efficient_attention", *[tensor(1, 4, 8, 64)] * 3, tensor(1, 4, 8, 16)),
         *(scalar(False), scalar(0.0), scalar(False), NONE),
     ),
     "no dtype": ("aten::cat", listed((4, 8), (4, 8)), scalar(0)),
@@ -225,6 +248,7 @@ LEFT_OUT = {
     "another axis": ("aten::_softmax", tensor(8, 4), scalar(0), scalar(False)),
     "a tensor that no slot has": ("aten::clamp", tensor(8, 4), tensor(8, 4), NONE),
     "index tensors": ("aten::index", tensor(8, 4), NONE),
+    "not of whole numbers": ("aten::bitwise_and", tensor(8, dtype=I64), tensor(8, dtype=I64)),
     "fewer arguments": ("aten::mm", tensor(8, 4)),
 }
 
@@ -338,16 +362,65 @@ def test_rows_of_operators_are_those_of_the_models_theory() -> None:
             cells = {**row.cells}
             if call.part == "attention" and phase == "decode":
                 # Lengths are on the device: the shapes are the same.
-                cells |= {name: call.cells[name] for name in col.RUNTIME_IN_SIGNATURE[:2]}
+                cells |= {name: call.cells.get(name, "") for name in col.RUNTIME_IN_SIGNATURE}
             assert (row.kernel_type, signature(row.kernel_type, cells)) == (call.kernel_type, call.signature()), (
                 call.part
             )
 
 
-def test_attention_to_a_cache_without_lengths_says_so() -> None:
-    pages = tensor(4096, 16, 8, 128)
-    row = made("_vllm_fa3_C::fwd", *[tensor(3, 16, 128), pages, pages], tensor(4, dtype=I32), tensor(3, 64, dtype=I32))
-    runtime = {name.removeprefix(col.RUNTIME_PREFIX): cell for name, cell in row.cells.items() if cell}
-    assert runtime["metadata_completeness"] == "shapes-only"
-    assert runtime["block_size"] == "16"
-    assert row.cells[col.INPUT_SHAPES].startswith("3,16,128;192,16,1024;192,16,1024;;2048,2048;3;3;")
+def paged() -> CapturedRow:
+    """A step of three sequences as FlashAttention 3 of vLLM gets it."""
+    q, pages, ends = tensor(6, 4, 16), tensor(4096, 32, 2, 16), tensor(4, dtype=I32)
+    return made("_vllm_fa3_C::fwd", q, pages, pages, ends, tensor(3, dtype=I32), tensor(3, 8, dtype=I32))
+
+
+def test_attention_without_lengths_says_so_and_is_not_replayed() -> None:
+    ends = tensor(4, dtype=I32)
+    packed = made("flash_attn::_flash_attn_varlen_forward", tensor(6, 4, 16), *[tensor(6, 2, 16)] * 2, ends, ends)
+    assert paged().cells[col.INPUT_SHAPES].startswith("6,4,16;24,32,32;24,32,32;;2048,2048;3;3;")
+    assert packed.cells[col.INPUT_SHAPES].startswith("6,4,16;6,2,16;6,2,16;;2048,2048;3;3;")
+    for row in (paged(), packed):
+        column, cell = col.WITHOUT_LENGTHS
+        assert row.cells[column] == cell
+        with pytest.raises(Unsupported):
+            expect_replay(row)
+
+
+def test_given_lengths_fill_the_rows_of_such_a_batch() -> None:
+    row = paged()
+    key = row_key(row.cells)
+    assert key is not None
+    cells = GivenLengths.parse("2x1:40, 4:64").cells(key)
+    assert cells is not None
+    assert [cells[name] for name in col.RUNTIME_IN_SIGNATURE] == ["1,2,6", "40,40,64", "4", "2", "3", "TND", "32"]
+    filled = {**row.cells, **{name: cell for name, cell in cells.items() if cell}}
+    expect_replay(CapturedRow(row.kernel_type, filled | {col.WITHOUT_LENGTHS[0]: "complete"}))
+    # Another number of sequences, another number of queries.
+    assert GivenLengths.parse("6x1:40").cells(key) is None
+    assert GivenLengths.parse("3x1:40").cells(key) is None
+    for wrong in ("", "64", "2x1:0", "4:2", "1:40;"):
+        with pytest.raises(UsageError):
+            GivenLengths.parse(wrong)
+
+
+@pytest.mark.parametrize(
+    ("trace", "share"), {"deepseekv3-prefill-eager": 0.96, "qwen3moe-prefill-replay": 0.96}.items()
+)
+def test_rows_of_a_trace_have_replays(trace: str, share: float) -> None:
+    outcomes = read_outcomes(TRACES / f"{trace}.pt.trace.json.gz")
+    times_ns, rows = Counter[bool](), dict[tuple[str, str], CapturedRow]()
+    for outcome in outcomes:
+        row = outcome.row
+        times_ns[isinstance(row, CapturedRow)] += sum(outcomes.trace.duration_ns[event] for event in outcome.events)
+        if isinstance(row, CapturedRow):
+            rows[row.kernel_type, signature(row.kernel_type, row.cells)] = row
+    assert times_ns[True] / times_ns.total() > 0.96
+    assert len(rows) > 50
+    for row in rows.values():
+        expect_replay(row)
+
+
+def test_the_page_lists_the_operators_of_the_table() -> None:
+    page = Path(__file__).parents[2].joinpath("docs/captures.md").read_text("utf-8")
+    section = page.partition("### Operators and their kernel types")[2].partition("\n### ")[0]
+    assert sorted(re.findall(r"`(\w+::\w+)`", section)) == sorted(OPERATORS)

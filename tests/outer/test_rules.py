@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from opatlas.outer.judging.judgement import ErrorClass, Level
+from opatlas.outer.judging.judgement import TORCH_WORKS, ErrorClass, Level
 from opatlas.outer.judging.rules import RULES, judge_source
 
 PATH = Path("/nonexistent/candidate.py")
@@ -112,6 +112,25 @@ def test_a_failed_candidate_keeps_its_notes() -> None:
     judgement, _ = judge_source(in_forward("x = torch.relu(x)\ntry: f()\nexcept: pass"), PATH)
     assert judgement is not None
     assert any(note.startswith("no_kernel:") for note in judgement.notes)
+
+
+@pytest.mark.parametrize(
+    ("code", "calls_it"),
+    [
+        ("torch.where(x > 0, x, 0)", False),
+        ("torch.relu(x)", True),
+        ("torch.ops.aten.relu.default(x)", True),
+        ("x.relu()", True),
+        ("torch.nn.functional.relu(x)", True),
+    ],
+)
+def test_where_torch_is_the_language_only_a_call_of_the_operator_itself_is_torchs_work(
+    code: str, calls_it: bool
+) -> None:
+    source = f"import torch\n\n\ndef relu__default_kernel_impl(x):\n    return {code}\n"
+    refused, notes = judge_source(source, PATH, language="torch")
+    assert refused is None
+    assert any(TORCH_WORKS in note for note in notes) is calls_it
 
 
 FALLS_BACK = "try:\n    f()\nexcept Exception:\n    pass\n"

@@ -8,8 +8,14 @@ import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
+import pytest
 import warm_python
+from opatlas.plugins.choice import Choice
+from opatlas.plugins.plan import make_plan
 from sessions import ROOT, Sessions, row
+
+from opatlas.data.database import Database
+from opatlas.row.status import UpdateMode
 
 CAPTURED = {"Profiling Average Duration(us)": "5.0"}
 NO_DURATIONS = {"Average Duration(us)": "", "Profiling Average Duration(us)": ""}
@@ -25,6 +31,15 @@ def test_the_counts_of_what_is_left_out_are_of_the_rows_asked_for(sessions: Sess
     done = sessions.run_in_process("-k", "OtherToy", "--update-mode=missing-only", "--mixed")
     assert done.code == 0
     assert done.numbers("(--update-mode=missing-only)") == [2, 0, 2]
+
+
+@pytest.mark.parametrize("mode", ["missing-only", "unreplayed"])
+def test_a_row_that_ran_as_another_type_lacks_no_duration(sessions: Sessions, mode: str) -> None:
+    statuses = {1: "ran as OtherToy; load 5", 2: "no such call", 3: ""}
+    cells = {n: {"Status": "unsupported" if why else "", "Status Reason": why} for n, why in statuses.items()}
+    sessions.write("Toy", [{**NO_DURATIONS, **row(n), **cells[n]} for n in statuses])
+    plan = make_plan(Database(sessions.database), Choice(UpdateMode(mode)))
+    assert [case.position for case in plan.tables["Toy"].to_run] == [1, 2]
 
 
 def test_stale_runs_what_other_code_measured(sessions: Sessions) -> None:
@@ -52,6 +67,7 @@ def test_rows_without_a_replay_are_skipped_cases_in_an_update_mode(sessions: Ses
     suite = ElementTree.parse(sessions.folder / "junit.xml").find("testsuite")
     assert suite is not None
     assert (suite.get("tests"), suite.get("skipped"), suite.get("failures")) == ("3", "3", "0")
+    assert str(suite.get("name")).startswith("opatlas")
     for case in suite.iter("testcase"):
         (skipped,) = case.findall("skipped")
         assert skipped.get("type") == "pytest.skip"

@@ -39,6 +39,10 @@ def least_us(database: CheckedDatabase, table: RowTable, durations: Durations) -
     A cold row reads its inputs from memory. A warm or captured row may find them in the cache, so only its arithmetic
     bounds it. A message has to cross its links.
     """
+    return database.once(("least", table.kernel_type, durations.source), lambda: _least_us(database, table, durations))
+
+
+def _least_us(database: CheckedDatabase, table: RowTable, durations: Durations) -> Floats:
     found = np.full(len(table), np.nan)
     peak = database.peak
     if is_communication(table.kernel_type):
@@ -88,6 +92,7 @@ class Alignment(NamedTuple):
     Attributes:
         row: the message.
         measured_us, captured_us: the durations of a replay and of captures; None if there is none.
+        quality, noise: of the samples of the replay, and their standard deviation as a share; None if unknown.
         model_us: the duration by the model; None if the links are not known.
         least_us: of the same bytes at the peak of the link, without latencies.
         reason: why the verdict is not PASS.
@@ -99,14 +104,20 @@ class Alignment(NamedTuple):
     row: str
     measured_us: float | None
     captured_us: float | None
+    quality: Quality | None
+    noise: float | None
     model_us: float | None
     least_us: float | None
     reason: str
     position: int
 
 
-def alignments(database: CheckedDatabase, table: RowTable) -> Iterator[Alignment]:
-    """Yields the messages of a table that have a duration; none of a table of kernels."""
+def alignments(database: CheckedDatabase, table: RowTable) -> Sequence[Alignment]:
+    """Returns the messages of a table that have a duration; none of a table of kernels."""
+    return database.once(("alignments", table.kernel_type), lambda: list(_alignments(database, table)))
+
+
+def _alignments(database: CheckedDatabase, table: RowTable) -> Iterator[Alignment]:
     collective, peak = BY_KERNEL_TYPE.get(table.kernel_type), database.peak
     if collective is None:
         return
@@ -124,8 +135,11 @@ def alignments(database: CheckedDatabase, table: RowTable) -> Iterator[Alignment
         else:
             model, least = model_us(collective, size, devices, link), shortest_us(collective, size, devices, link)
             verdict, reason = _verdict([us for us in (measured, captured) if us is not None], model, least, link)
+        replayed = found[0]
+        noise = None if replayed is None or math.isnan(replayed.noise) else replayed.noise
+        name, quality = table.titles[index], None if replayed is None else replayed.quality
         yield Alignment(
-            verdict, table.kernel_type, table.titles[index], measured, captured, model, least, reason, index
+            verdict, table.kernel_type, name, measured, captured, quality, noise, model, least, reason, index
         )
 
 

@@ -19,6 +19,7 @@ from opatlas.ask.query.answering_rows import AnsweringRows
 from opatlas.ask.query.features import kernel_work, row_features
 from opatlas.ask.query.implementation_answers import FASTEST, ImplementationAnswers, answer_collective, best_answer
 from opatlas.ask.query.question import How, NoAnswer, QueryResult
+from opatlas.ask.query.step_time import StepTime, step_time
 from opatlas.data.origin import are_one_device, joined
 from opatlas.errors import OpAtlasError
 from opatlas.files import read_safely
@@ -143,15 +144,22 @@ class ModelCost:
         return self.us - hypot(*below.values()), self.us + hypot(*above.values())
 
     @property
+    def in_graph(self) -> StepTime | None:
+        """The time of the step where a graph launches it; None on a device without measured steps."""
+        return step_time(self)
+
+    @property
     def tokens_per_s(self) -> float | None:
         """The tokens that one replica computes in a second, if steps follow each other without gaps; see `missing`.
 
-        None if a part is missing. All stages have a batch each, and the largest one decides.
+        None if a part is missing. All stages have a batch each, and the largest one decides. Where the time of a step
+        in a graph is known, that counts, and not the sum.
         """
         if self.missing or not self.us:
             return None
         largest = -(-self.layers // self.step.pp) / self.layers
         us = self.us - self.us_in_layers * (1 - largest)
+        us *= (self.in_graph or self).us / self.us
         return sum(group.n * group.queries for group in self.step.groups()) / us * 1e6
 
     @property

@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import hypot
+from typing import TYPE_CHECKING
 
-from opatlas.ask.query.model_cost import ModelCost
 from opatlas.row.communication import BY_KERNEL_TYPE
 from opatlas.row.roofline import device_peak
+
+if TYPE_CHECKING:
+    from opatlas.ask.query.model_cost import ModelCost
 
 
 @dataclass(frozen=True)

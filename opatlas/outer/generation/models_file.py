@@ -36,8 +36,8 @@ class KernelLanguage(Word):
 
     @property
     def of_rules(self) -> str:
-        """The language in which the static rules require a candidate; "" for any."""
-        return {"triton-ascend": "triton", "torch": ""}.get(self.value, self.value)
+        """The language in which the static rules require a candidate."""
+        return {"triton-ascend": "triton"}.get(self.value, self.value)
 
 
 #: What a model is asked for, by kind of device; TORCH for devices of other kinds.
@@ -146,7 +146,7 @@ class ModelsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         cost_limit: no request is sent once the recorded attempts cost as many dollars; None: no limit.
         answers: the folder of recorded answers; "": the one beside the attempts.
         route: the model that is asked about a task, by the complexity of the task, or the folder of attempts that tell
-            it (strategies.py); "": each model is asked about each task.
+            it (figures.py); "": each model is asked about each task.
     """
 
     models: dict[str, NamedModel]

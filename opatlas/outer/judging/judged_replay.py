@@ -36,7 +36,7 @@ from opatlas.outer.judging.judgement import (
 )
 from opatlas.outer.judging.memory import Purpose
 from opatlas.outer.judging.process_guard import ProcessGuard
-from opatlas.outer.judging.source import CandidateSource
+from opatlas.outer.judging.rules import CandidateSource
 from opatlas.outer.judging.trial import CandidateTrial, ClaimingRule, Constructed, LiveInputs
 from opatlas.row.errors import MissingPrecondition, OutOfMemory, ReplayError, Unsupported
 from opatlas.row.location import public_version
@@ -272,7 +272,7 @@ class JudgedReplay(ABC):
 
     def _share(self, samples: Samples) -> float | None:
         source = self._job.source
-        if source is None or not samples.kernel_names:
+        if source is None or not samples.kernel_names or self._job.language == "torch":
             return None
         text = Path(source.path).read_text(encoding="utf-8-sig", errors="replace")
         helpers = [Path(each).read_text(encoding="utf-8", errors="replace") for each in source.helpers]

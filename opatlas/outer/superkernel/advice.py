@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from opatlas.capture.timeline import LaunchTimeline
+from opatlas.capture.single_launches import LaunchTimeline
 from opatlas.formats import percent
 
 from .scopes import CAP_US, GATE, GRAPH, SYNC_US, CutReason, ScopeAnalysis, ScopeGain, ScopeVerdict

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
 import pandas as pd
 
-from opatlas.capture.timeline import LaunchTimeline, captures_at, read_file, read_timeline
-from opatlas.errors import OpAtlasError
+from opatlas.capture.capture_discovery import find_captures, kind_of_capture, op_summaries
+from opatlas.capture.launches import is_collective
+from opatlas.capture.single_launches import Launch, LaunchTimeline, read_launches
+from opatlas.errors import OpAtlasError, TableError
 from opatlas.formats import microseconds, percent
 from opatlas.row.quality import standard_deviation
 from opatlas.show.result import Column, Fields, Part, Result, Table
@@ -23,6 +25,8 @@ from .advice import CHECKS, LEAST_RUNS, MOST_RUNS, ScopeAdvice, advise, analysis
 from .scopes import CAP_US, GATE, SYNC_US, ScopeAnalysis, analyse
 from .structure import StepPhase, StepSource, find_structure, known_types, matches, phase_of, read_module_map
 
+#: Sums of two such times are int64.
+_MOST_NS = 1 << 61
 #: The line of each step in the output of cann-recipes-infer: "deepseek-v3 inference time cost of decode is 31.50 ms".
 _STEP_LINE = re.compile(r"(\S+) inference time cost of (prefill|decode) is ([\d.]+) ?ms")
 _LOGS = (".log", ".txt")
@@ -83,6 +87,66 @@ class StepTimes:
     @property
     def variation(self) -> float:
         return standard_deviation(self.samples_us, self.mean_us) / self.mean_us if self.mean_us else 0.0
+
+
+def read_timeline(path: Path) -> LaunchTimeline:
+    """Reads a kernel_details or op_summary file, or the only one below a folder.
+
+    Streams that a kernel_details lacks are taken from the op_summary files beside it, by name and start.
+
+    Raises:
+        OpAtlasError: there is no capture, or the folder has several.
+        TableError: the file cannot be read, is no capture, was taken at level 0, or has no launches.
+    """
+    files = captures_at(path)
+    if len(files) > 1:
+        raise OpAtlasError(f"{path}: {len(files)} captures, and a timeline is that of one device: name one: {files[0]}")
+    return read_file(files[0])
+
+
+def captures_at(path: Path) -> list[Path]:
+    """Returns the capture files at a path. Raises OpAtlasError."""
+    if not path.exists():
+        raise OpAtlasError(f"{path}: no such file or folder: name a capture, or the folder that the profiler wrote")
+    return find_captures(path).files
+
+
+def read_file(path: Path) -> LaunchTimeline:
+    """Reads one capture file. Raises TableError."""
+    read = kind_of_capture(path).launches(path)
+    launches = tuple(launch for launch in read.launches if 0 <= launch.start_ns < _MOST_NS and launch.duration_us >= 0)
+    problems = read.problems
+    if impossible := len(read.launches) - len(launches):
+        problems += (f"{path}: {pluralize(impossible, 'launch', 'launches')} with an impossible time: left out",)
+    devices = sorted({launch.device for launch in launches})
+    if len(devices) > 1:
+        raise TableError(
+            path,
+            f"launches of the devices {', '.join(devices)}",
+            "Keep the rows of one device: each has its own timeline",
+        )
+    if not launches:
+        raise TableError(path, "no launches", "Take the capture again")
+    if not all(launch.stream or is_collective(launch.kernel_type, launch.cells) for launch in launches):
+        launches = _with_streams(path, launches)
+    return LaunchTimeline(path, launches, problems)
+
+
+def _with_streams(path: Path, launches: Sequence[Launch]) -> tuple[Launch, ...]:
+    """Returns launches with the streams of the op_summary files of the same profile, where these have the launch."""
+    folder = path.resolve().parent
+    of_profiler = folder.name == "ASCEND_PROFILER_OUTPUT"
+    files = op_summaries(folder.parent) if of_profiler else sorted(folder.glob("*op_summary*.csv"))
+    streams = {
+        (launch.name, launch.start_ns): launch.stream
+        for file in files
+        if file.resolve() != path.resolve()
+        for launch in read_launches(file).launches
+    }
+    return tuple(
+        launch if launch.stream else replace(launch, stream=streams.get((launch.name, launch.start_ns), ""))
+        for launch in launches
+    )
 
 
 def _steps_of_captures(paths: Sequence[Path], notes: list[str]) -> Iterator[StepTimes]:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from opatlas.capture.timeline import LaunchTimeline, numbered_steps
+from opatlas.capture.single_launches import LaunchTimeline, numbered_steps
 from opatlas.errors import OpAtlasError
 from opatlas.row.slots import split_cell
 from opatlas.text import Word, parse_whole

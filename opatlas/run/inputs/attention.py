@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from opatlas.row.columns import ATTENTION_TYPES, INPUT_DTYPES, INPUT_SHAPES, RUNTIME_PREFIX
+from opatlas.row.columns import ATTENTION_TYPES, INPUT_DTYPES, INPUT_SHAPES, RUNTIME_PREFIX, WITHOUT_LENGTHS
+from opatlas.row.errors import Unsupported
 
 if TYPE_CHECKING:
     from opatlas.run.inputs.replay_row import ReplayRow
@@ -117,7 +118,15 @@ def read_attention(row: ReplayRow) -> AttentionCall:
 
     The families: queries TND, keys in pages, a causal mask; queries BNSD with a rope part, keys in pages (multi-head
     latent attention); queries TND, keys TND.
+
+    Raises:
+        Unsupported: the row says that its lengths are not known.
     """
+    column, cell = WITHOUT_LENGTHS
+    if row.cells.get(column) == cell:
+        raise Unsupported(
+            "the lengths of the sequences are not known: opatlas ingest --attention-records, or --attention"
+        )
     return _AttentionReader(row).call()
 
 
