@@ -51,7 +51,7 @@ LIBRARY_FILES := $(patsubst %,bench/test_%.py,attention norm rope moe)
 GPU_SESSION = $(BIN)/python -m pytest --update-mode missing-only $(ARGS)
 gpu-database: $(VENV)/.installed
 	@test -n "$(DB)" || { echo "Name the folder: make $@ DB=FOLDER" >&2; exit 1; }
-	$(BIN)/python -m opatlas.shapes.gpu_database $(DB)
+	$(BIN)/python -m opatlas.shapes.starter $(DB)
 	-$(GPU_SESSION) $(GPU_FILES) --database-path $(DB)/torch
 	-$(GPU_SESSION) $(LIBRARY_FILES) --database-path $(DB)/libraries --implementation flashinfer,liger
 	-$(GPU_SESSION) bench/ --database-path $(DB)/compiled --implementation flag_gems \

@@ -86,7 +86,7 @@ def opened(path: Path) -> Iterator[sqlite3.Connection]:
         # What the schema of a capture calls is not run.
         connection.execute("PRAGMA trusted_schema = OFF")
         yield connection
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:
         raise TableError(path, f"cannot be read as SQLite ({error})", "Take or export the capture again") from None
     finally:
         connection.close()
@@ -124,7 +124,7 @@ def database_tables(path: Path, types: Mapping[str, pa.DataType]) -> Iterator[di
         words = {
             _COMMUNICATION: "COMMUNICATION",
             None: "N/A",
-            **dict(connection.execute("SELECT id, value FROM STRING_IDS")),
+            **dict(connection.execute("SELECT id, IFNULL(CAST(value AS TEXT), '') FROM STRING_IDS")),
         }
         rows = connection.execute(_query(connection, types, counters))
         while batch := rows.fetchmany(_ROWS):
@@ -142,7 +142,8 @@ def _counters(connection: sqlite3.Connection) -> dict[str, str]:
     """Returns the counters by their names in kernel_details, each as SQL."""
     if not {"name", "value", "globalTaskId"} <= columns_of(connection, "TASK_PMU_INFO"):
         return {}
-    names = "SELECT CAST(id AS INTEGER), value FROM STRING_IDS WHERE id IN (SELECT name FROM TASK_PMU_INFO) LIMIT ?"
+    text = "IFNULL(CAST(value AS TEXT), '')"
+    names = f"SELECT CAST(id AS INTEGER), {text} FROM STRING_IDS WHERE id IN (SELECT name FROM TASK_PMU_INFO) LIMIT ?"
     found = {}
     for number, name in connection.execute(names, (_MOST_COUNTERS,)):
         unit = "(us)" if name.endswith("_time") else "(GB/s)" if re.search(r"_bw(_[a-z]+)?\Z", name) else ""

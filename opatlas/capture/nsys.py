@@ -55,7 +55,8 @@ def nsys_launches(path: Path) -> Launches:
         if not parts:
             remedy = f"Record with --trace=cuda,nvtx; of CUDA graphs, {_BY_NODE}; export with --type sqlite"
             raise TableError(path, "no kernels", remedy)
-        names = dict(database.execute("SELECT id, value FROM StringIds")) if columns_of(database, "StringIds") else {}
+        words = "SELECT id, IFNULL(CAST(value AS TEXT), '') FROM StringIds"
+        names = dict(database.execute(words)) if {"id", "value"} <= columns_of(database, "StringIds") else {}
         ranges, calls = _ranges(database, names), _calls(database)
         launches = []
         for start, end, device, stream, correlation, process, name, kind in database.execute(
@@ -78,7 +79,7 @@ def nsys_launches(path: Path) -> Launches:
                     launched_ns=launched,
                 )
             )
-        gpu = "SELECT name FROM TARGET_INFO_GPU"
+        gpu = "SELECT CAST(name AS TEXT) FROM TARGET_INFO_GPU"
         found = database.execute(gpu).fetchone() if "name" in columns_of(database, "TARGET_INFO_GPU") else None
         whole = sum(launch.name == _EVENTS["GRAPH_TRACE"] for launch in launches)
     problems = (f"{path}: {whole:,} CUDA graphs without their kernels: {_BY_NODE}",) if whole else ()
@@ -121,7 +122,8 @@ def _calls(database: sqlite3.Connection) -> dict[tuple[int, int], tuple[int, int
     columns = columns_of(database, "CUPTI_ACTIVITY_KIND_RUNTIME")
     if not {"start", "correlationId", "globalTid"} <= columns:
         return {}
-    query = "SELECT correlationId, CAST(IFNULL(globalTid, 0) AS INTEGER), start FROM CUPTI_ACTIVITY_KIND_RUNTIME"
+    start, thread = (f"CAST(IFNULL({name}, 0) AS INTEGER)" for name in ("start", "globalTid"))
+    query = f"SELECT CAST(correlationId AS INTEGER), {thread}, {start} FROM CUPTI_ACTIVITY_KIND_RUNTIME"
     return {(number, thread >> 24): (start, thread) for number, thread, start in database.execute(query)}
 
 
@@ -130,18 +132,19 @@ def _ranges(database: sqlite3.Connection, names: Mapping[int, str]) -> dict[Any,
     columns = columns_of(database, "NVTX_EVENTS")
     if not {"start", "end", "text", "globalTid"} <= columns:
         return {}
-    text = "IFNULL(text, textId)" if "textId" in columns else "text"
+    number = "textId" if "textId" in columns else "NULL"
     pushed = f"AND eventType = {_PUSHED}" if "eventType" in columns else ""
     query = (
-        f'SELECT globalTid, start, "end", {text} FROM NVTX_EVENTS WHERE "end" > start {pushed} ORDER BY 1, 2, 3 DESC'
+        f'SELECT globalTid, CAST(start AS INTEGER), CAST("end" AS INTEGER), CAST(text AS TEXT), {number} '
+        f'FROM NVTX_EVENTS WHERE CAST("end" AS INTEGER) > CAST(start AS INTEGER) {pushed} ORDER BY 1, 2, 3 DESC'
     )
     found: dict[Any, list[_Range]] = {}
-    for thread, start, end, words in database.execute(query):
+    for thread, start, end, text, number in database.execute(query):
         of_thread = found.setdefault(thread, [])
         outer = len(of_thread) - 1
         while outer >= 0 and of_thread[outer].end < end:
             outer = of_thread[outer].outer
-        of_thread.append(_Range(start, end, str(names.get(words, "") if isinstance(words, int) else words), outer))
+        of_thread.append(_Range(start, end, names.get(number, "") if text is None else text, outer))
     return found
 
 

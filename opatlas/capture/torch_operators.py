@@ -96,6 +96,17 @@ def _grouped_product(call: OperatorCall) -> CapturedRow:
     return call.row("GroupedMatmul", slots, [a.like(a.shape[0], b.shape[2])])
 
 
+def _convolution(call: OperatorCall) -> CapturedRow:
+    """`cudnn_convolution`: images, weight, padding, stride, dilation, groups."""
+    x, weight, (padding, stride, dilation, groups) = call.told(0), call.told(1), map(call.value, range(2, 6))
+    (count, channels, *sizes), (made, _, *kernel) = x.shape, weight.shape
+    call.expect(len(sizes) == 2 and groups in (1, channels) and dilation == [1, 1], "groups, dilation or other axes")
+    windows = zip(sizes, kernel, padding, stride, strict=True)
+    result = x.like(count, made, *((size + 2 * edge - own) // step + 1 for size, own, edge, step in windows))
+    formats = {col.INPUT_FORMATS: "NCHW;NCHW", col.OUTPUT_FORMATS: "NCHW"}
+    return call.row("Conv2D" if groups == 1 else "DepthwiseConv2D", [x, weight], [result], formats)
+
+
 def _gathered(kernel_type: str, index: int) -> RowMaker:
     """Returns the maker of rows of a table whose lines (axis 0) are gathered; argument `index` has their numbers."""
 
@@ -150,8 +161,10 @@ def _attention(causal: int, bias: int | None = None) -> RowMaker:
         packed = [each.like(each.shape[0] * each.shape[2], each.shape[1], each.shape[3]) for each in tensors]
         ends = {"actual_seq_lengths_values": queries, "actual_seq_lengths_kv_values": keys}
         more = {name: ",".join(str(length * (i + 1)) for i in range(batch)) for name, length in ends.items()}
-        more |= {"avg_seq_len": str(keys), "metadata_completeness": "complete"}
-        return _attention_row(call, packed, batch, v.shape[3], masked, more | {"num_key_value_heads": str(k.shape[1])})
+        more |= {"avg_seq_len": str(keys), "metadata_completeness": "complete", "sparse_mode": "3" if masked else "0"}
+        more |= {"num_heads": str(heads), "num_key_value_heads": str(k.shape[1]), "input_layout": "TND"}
+        cells = {col.RUNTIME_PREFIX + name: cell for name, cell in more.items()}
+        return _attention_row(call, packed, batch, v.shape[3], masked, cells)
 
     return make
 
@@ -162,15 +175,12 @@ def _attention_row(
     batch: int,
     width: int,
     masked: bool,
-    more: Mapping[str, str],
+    cells: Mapping[str, str],
     table: Tensor | None = None,
 ) -> CapturedRow:
     """Returns a row of FusedInferAttentionScore: queries, keys and values, in pages if there is a table of them."""
     mask = Tensor(_CAUSAL_MASK, "INT8") if masked else None
     slots = [*qkv, None, mask, numbers(batch), numbers(batch), *[None] * 7, table]
-    runtime = {"actual_seq_lengths_shape": str(batch), "actual_seq_lengths_kv_shape": str(batch), "input_layout": "TND"}
-    runtime |= {"sparse_mode": "3" if masked else "0", "num_heads": str(qkv[0].shape[1]), **more}
-    cells = {col.RUNTIME_PREFIX + name: cell for name, cell in runtime.items()}
     result = qkv[0].like(*qkv[0].shape[:2], width)
     return call.row("FusedInferAttentionScore", slots + [None] * (_ATTENTION_SLOTS - len(slots)), [result], cells)
 
@@ -187,18 +197,15 @@ def _lengths_on_device(call: OperatorCall) -> CapturedRow:
     of_axes = {len(each.shape): each for each in reversed(others) if each.dtype == "INT32"}
     fits = len(k.shape) == 4 if 2 in of_axes else len(k.shape) == 3 and 1 in of_axes
     call.expect(fits, "neither keys in pages nor the ends of sequences")
-    column, cell = col.WITHOUT_LENGTHS
-    more = {column.removeprefix(col.RUNTIME_PREFIX): cell}
+    # Nothing else: records fill the other cells, and a further capture adds to the rows that they filled.
+    cells = dict([col.WITHOUT_LENGTHS])
     if 2 not in of_axes:
-        more["num_key_value_heads"] = str(k.shape[1])
         batch = of_axes[1].shape[0] - 1
-        return _attention_row(call, [q, k.like(*k.shape), v.like(*v.shape)], batch, v.shape[2], True, more)
-    table = of_axes[2]
+        return _attention_row(call, [q, k.like(*k.shape), v.like(*v.shape)], batch, v.shape[2], True, cells)
     # A cache has pages for all steps of an engine; of those a row keeps as many as the table can name.
-    (blocks, size, heads, _), pages = k.shape, table.shape
+    (blocks, size, heads, _), pages = k.shape, of_axes[2].shape
     caches = [each.like(min(blocks, math.prod(pages)), size, heads * each.shape[3]) for each in (k, v)]
-    more |= {"block_size": str(size), "num_key_value_heads": str(heads), "block_table_shape": ",".join(map(str, pages))}
-    return _attention_row(call, [q, *caches], pages[0], q.shape[2], True, more, table)
+    return _attention_row(call, [q, *caches], pages[0], q.shape[2], True, cells, of_axes[2])
 
 
 _NORM = layout("RmsNorm", "1; 2 -> 0; 1.rows")
@@ -223,6 +230,7 @@ OPERATORS: Mapping[str, RowMaker] = {
     "_C::cutlass_scaled_mm": _scaled_product(1, dtype=0),
     "sgl_kernel::fp8_scaled_mm": _scaled_product(0, dtype=4),
     "sgl_kernel::int8_scaled_mm": _scaled_product(0, dtype=4),
+    "aten::cudnn_convolution": _convolution,
     # Attention.
     "aten::_scaled_dot_product_flash_attention": _attention(causal=4),
     "aten::_scaled_dot_product_efficient_attention": _attention(causal=6, bias=3),

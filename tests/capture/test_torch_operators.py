@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from opatlas.capture.attention_calls import GivenLengths, row_key
 from opatlas.capture.launches import SkipReason
+from opatlas.capture.torch_launches import read_outcomes
 from opatlas.capture.torch_operators import OPERATORS, CapturedRow, LeftOut, Operator, is_known, row_of, wins_over_inner
 from opatlas.errors import UsageError
 from opatlas.row import columns as col
@@ -20,6 +22,7 @@ from opatlas.run.registry import replays_of_bench
 from opatlas.theory.model_calls import model_calls
 from opatlas.theory.sources import resolve_model
 
+TRACES = Path(__file__).parents[1] / "data" / "torch_traces"
 BF16, F32, I64, I32 = "c10::BFloat16", "float", "long int", "int"
 
 
@@ -176,6 +179,13 @@ ROWS = {
             *(tensor(8, 2, dtype=F32), tensor(2, 3, dtype=F32), NONE, NONE, scalar(15), scalar(True)),
         ),
         "QuantBatchMatmulV3 8,256;384,256;3,2;8,2 | FLOAT8_E4M3FN;FLOAT8_E4M3FN;FLOAT;FLOAT -> 8,384 | BF16",
+    ),
+    "a convolution": (
+        (
+            *("aten::cudnn_convolution", tensor(2, 3, 14, 14), tensor(6, 3, 7, 7), scalar([0, 0]), scalar([7, 7])),
+            *(scalar([1, 1]), scalar(1), scalar(False), scalar(False), scalar(True)),
+        ),
+        "Conv2D 2,3,14,14;6,3,7,7 | BF16;BF16 -> 2,6,2,2 | BF16",
     ),
     "experts": (
         (
@@ -352,7 +362,7 @@ def test_rows_of_operators_are_those_of_the_models_theory() -> None:
             cells = {**row.cells}
             if call.part == "attention" and phase == "decode":
                 # Lengths are on the device: the shapes are the same.
-                cells |= {name: call.cells[name] for name in col.RUNTIME_IN_SIGNATURE[:2]}
+                cells |= {name: call.cells.get(name, "") for name in col.RUNTIME_IN_SIGNATURE}
             assert (row.kernel_type, signature(row.kernel_type, cells)) == (call.kernel_type, call.signature()), (
                 call.part
             )
@@ -391,6 +401,23 @@ def test_given_lengths_fill_the_rows_of_such_a_batch() -> None:
     for wrong in ("", "64", "2x1:0", "4:2", "1:40;"):
         with pytest.raises(UsageError):
             GivenLengths.parse(wrong)
+
+
+@pytest.mark.parametrize(
+    ("trace", "share"), {"deepseekv3-prefill-eager": 0.96, "qwen3moe-prefill-replay": 0.96}.items()
+)
+def test_rows_of_a_trace_have_replays(trace: str, share: float) -> None:
+    outcomes = read_outcomes(TRACES / f"{trace}.pt.trace.json.gz")
+    times_ns, rows = Counter[bool](), dict[tuple[str, str], CapturedRow]()
+    for outcome in outcomes:
+        row = outcome.row
+        times_ns[isinstance(row, CapturedRow)] += sum(outcomes.trace.duration_ns[event] for event in outcome.events)
+        if isinstance(row, CapturedRow):
+            rows[row.kernel_type, signature(row.kernel_type, row.cells)] = row
+    assert times_ns[True] / times_ns.total() > 0.96
+    assert len(rows) > 50
+    for row in rows.values():
+        expect_replay(row)
 
 
 def test_the_page_lists_the_operators_of_the_table() -> None:

@@ -9,20 +9,26 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import captures
 import msgspec
 import numpy as np
+from ascend_databases import write_database
+from nsys_exports import write_export
 from simulated_attempts import attempt, loop
 
 from opatlas.ask.checks import CHECKS
 from opatlas.ask.checks.check import KNOWN_FINDINGS, read_known
+from opatlas.capture.cases import Aggregate
 from opatlas.data import journal
 from opatlas.data import log as history
 from opatlas.data.csv_files import read_frame, read_text_csv
 from opatlas.data.database import Database
 from opatlas.data.op_mapping import MAPPING
+from opatlas.outer.diagnosis.diagnosis import diagnose
+from opatlas.outer.diagnosis.shown import diagnosis_as_json, launch_slices
 from opatlas.outer.generation.attempts import ATTEMPTS, attempt_line
 from opatlas.outer.generation.endpoint import ChatAnswer, ChatMessage, ChatRequest, RecordedAnswers, read_exchange
 from opatlas.outer.generation.models_file import cost_of, read_models
@@ -303,7 +309,36 @@ _OF_CALLS = (
     b"((",
     b"9" * 30,
 )
+
+
+def _capture(path: Path) -> None:
+    found = diagnose(path)
+    text = msgspec.json.encode(diagnosis_as_json(found), enc_hook=str)
+    expect(b'"timelines"' in text, "no timeline")
+    expect(all(each.duration_us >= 0 for each in launch_slices(found)), "a negative duration")
+    Aggregate().add_file(path)
+
+
+def _written(write: Callable[[Path], Path]) -> Callable[[], Iterator[bytes]]:
+    def seeds() -> Iterator[bytes]:
+        with TemporaryDirectory() as folder:
+            yield write(Path(folder, "seed")).read_bytes()
+
+    return seeds
+
+
 READERS = (
+    _reader(
+        "ascend-database",
+        "launches are read",
+        "ascend_pytorch_profiler_0.db",
+        _capture,
+        _written(lambda path: write_database(path, [captures.launch(), captures.launch(type="Add")])),
+        (b"TASK", b"opType"),
+    ),
+    _reader(
+        "nsys", "launches are read", "report1.sqlite", _capture, _written(write_export), (b"sizes = [[", b"aten::")
+    ),
     _reader("table", "as csv.reader reads it", "MatMulV3.csv", _table, _TABLES, (b"Input Shapes", b"OP State")),
     _reader("journal", "records are read", f"{RUN}.jsonl", journal.read, journals, OF_JOURNALS),
     _reader(

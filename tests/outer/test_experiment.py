@@ -15,10 +15,17 @@ from simulated_attempts import attempt, loop, mixed_run, write_run
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.files import UnsafePath
 from opatlas.outer.generation.attempts import ATTEMPTS, AttemptLog, ModelAttempt, attempt_line
-from opatlas.outer.generation.figures import pass_rate, wilson_interval
+from opatlas.outer.generation.figures import (
+    ROUTED,
+    Selector,
+    Strategy,
+    StrategyResult,
+    pass_rate,
+    strategy_results,
+    wilson_interval,
+)
 from opatlas.outer.generation.outcomes import Experiment, TaskName, read_experiment, run_of
 from opatlas.outer.generation.score_command import make_report
-from opatlas.outer.generation.strategies import ROUTED, Selector, Strategy, StrategyResult, strategy_results
 from opatlas.outer.judging.judgement import ErrorClass, Level
 from opatlas.show.output import USAGE
 from opatlas.typed_json import DecodeError

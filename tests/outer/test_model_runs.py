@@ -15,9 +15,9 @@ from simulated_attempts import attempt, write_run
 
 from opatlas.errors import OpAtlasError
 from opatlas.outer.generation.attempts import AttemptLog
+from opatlas.outer.generation.figures import ROUTED
 from opatlas.outer.generation.outcomes import TaskName, read_experiment
 from opatlas.outer.generation.session_models import model_settings
-from opatlas.outer.generation.strategies import ROUTED
 from opatlas.outer.judging.judgement import ErrorClass, Judgement, Level
 from opatlas.outer.tasks.task import read_tasks
 from opatlas.row.status import Status

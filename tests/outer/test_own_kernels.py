@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from opatlas.outer.judging.judged_replay import own_share, share_notes, shortest_us
-from opatlas.outer.judging.source import CandidateSource
+from opatlas.outer.judging.rules import CandidateSource
 from opatlas.row.roofline import Peak
 
 _SOURCE = '''

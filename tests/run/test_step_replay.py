@@ -14,6 +14,7 @@ from opatlas.row.columns import STEP, STEP_LAUNCH, STEP_LAYERS
 from opatlas.row.errors import WrongResult
 from opatlas.run import step_layer, step_replay
 from opatlas.run.devices.device import DeviceSpec, open_device
+from opatlas.run.implementation import KernelSource
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.instruments.kernel_records import MARK, KernelRecord, KernelRecords
 from opatlas.run.job import Job
@@ -57,6 +58,34 @@ DENSE = {
     "torch_dtype": "bfloat16",
 }
 GAP_US = 0.5
+IN_PLACE = """
+from opatlas import Prepared
+
+
+def add_rms_norm(x1, x2, gamma, epsilon):
+    def call():
+        x2.add_(x1)
+        wide = x2.float()
+        x1.copy_(wide * (wide.square().mean(-1, keepdim=True) + epsilon).rsqrt() * gamma)
+        return x1, None, x2
+
+    return Prepared(call, changes=(x1, x2))
+
+
+def rotate(query, key, cos, sin, *, layout):
+    def call():
+        for x in (query, key):
+            first, second = x.chunk(2, -1)
+            x.copy_(x * cos + torch_cat(-second, first) * sin)
+
+    return Prepared(call)
+
+
+def torch_cat(*parts):
+    import torch
+
+    return torch.cat(parts, -1)
+"""
 
 
 class ToyDevice(OperatorMode):
@@ -107,6 +136,33 @@ def replay_of(tmp_path, monkeypatch):
     return make
 
 
+@pytest.fixture
+def toy_graphs():
+    def give(replay):
+        """Gives a replay a device with graphs."""
+
+        @contextmanager
+        def graph(made):
+            made.run = replay.made
+            yield
+
+        def captured(run):
+            replay.made = run
+            return original(run)
+
+        original, replay._captured = replay._captured, captured
+        stream = SimpleNamespace(wait_stream=lambda other: None)
+        replay._module = SimpleNamespace(
+            CUDAGraph=ToyGraph,
+            graph=graph,
+            Stream=lambda: stream,
+            current_stream=lambda: stream,
+            stream=lambda one: contextmanager(lambda: iter([None]))(),
+        )
+
+    return give
+
+
 @torch.no_grad()
 def test_each_call_reads_what_an_earlier_one_wrote_and_is_right_in_place(replay_of):
     replay = replay_of("1 dense + 1 moe")
@@ -126,29 +182,11 @@ def test_each_call_reads_what_an_earlier_one_wrote_and_is_right_in_place(replay_
 
 
 @torch.no_grad()
-def test_records_of_a_graph_are_told_by_call(replay_of):
+def test_records_of_a_graph_are_told_by_call(replay_of, toy_graphs):
     toy = ToyDevice()
     records = KernelRecords(toy, lambda: toy.launch(MARK), lambda: None)
     replay = replay_of("1", "graph", records)
-
-    @contextmanager
-    def graph(made):
-        made.run = replay.made
-        yield
-
-    def captured(run):
-        replay.made = run
-        return original(run)
-
-    original, replay._captured = replay._captured, captured
-    stream = SimpleNamespace(wait_stream=lambda other: None)
-    replay._module = SimpleNamespace(
-        CUDAGraph=ToyGraph,
-        graph=graph,
-        Stream=lambda: stream,
-        current_stream=lambda: stream,
-        stream=lambda one: contextmanager(lambda: iter([None]))(),
-    )
+    toy_graphs(replay)
     replay._measured_alone = lambda own: 1.0
     replay._layers._measure_alone = lambda own: 1.0
     replay()
@@ -170,6 +208,27 @@ def test_what_a_call_changes_is_copied_where_its_maker_writes_elsewhere(replay_o
     parts = [each.part for each in replay._layers.calls]
     assert parts[2:6] == ["query_norm", "", "key_norm", ""], "the rotation works in place"
     assert not any(name.startswith((" ", "(")) for name in replay.outcome.measurement.counters)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("launch", "writes_elsewhere"), [("eager", False), ("graph", True)])
+def test_kernels_that_work_in_place_are_right_in_each_replay(
+    replay_of, toy_graphs, monkeypatch, tmp_path, writes_elsewhere, launch
+):
+    """As FlashInfer's: the norm changes its input and the residual, the rotation queries and keys."""
+    if writes_elsewhere:
+        monkeypatch.setattr(step_layer, "with_out", lambda operator: None)
+    path = tmp_path / "in_place.py"
+    path.write_text(IN_PLACE)
+    names = {"AddRmsNorm": "add_rms_norm", "ApplyRotaryPosEmb": "rotate"}
+    stack = {kernel_type: KernelSource("toy 1", "", str(path), name) for kernel_type, name in names.items()}
+    monkeypatch.setattr(step_replay, "read_stack", lambda text, kind: stack)
+    replay = replay_of("3", launch, config=DENSE)
+    if launch == "graph":
+        toy_graphs(replay)
+    replay()
+    assert "toy 1" in replay.outcome.measurement.execution.implementation
+    assert ("" in [each.part for each in replay._layers.calls]) is writes_elsewhere
 
 
 @torch.no_grad()

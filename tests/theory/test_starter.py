@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from opatlas.shapes.gpu_database import FOLDERS, MODELS, write_gpu_rows
 from opatlas.shapes.models import QWEN3_32B
-from opatlas.shapes.starter import RowsPart, write_starter
+from opatlas.shapes.starter import FOLDERS, MODELS, RowsPart, write_gpu_rows, write_starter
 from tests_of_shapes import sizes_of_shapes
 
 from opatlas.data.database import Database

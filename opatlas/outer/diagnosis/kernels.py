@@ -232,7 +232,7 @@ def _capture_frame(path: Path, header: CaptureHeader, problems: list[str]) -> pd
     frame: pd.DataFrame = pd.DataFrame(columns=[TYPE, DURATION, LINE, *BASE])
     if parts:
         frame = pd.concat(parts, ignore_index=True)
-    if parts and START in texts:
+    if len(frame) and START in texts:
         start_ns = frame.pop(START).map(_time)
         launched_ns = frame.pop(LAUNCHED).map(_time) if LAUNCHED in frame else pd.Series(0, frame.index)
         frame[START_US] = ((start_ns - start_ns[start_ns > 0].min()) / 1e3).where(start_ns > 0)

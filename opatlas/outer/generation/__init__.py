@@ -6,8 +6,7 @@ prompt.py          the messages for a task and a repair (prompts.yaml has the se
 attempts.py        the loop of attempts, and their file
 session_models.py  `--models`: the loop in place of a row's only run
 outcomes.py        what models achieved at tasks, from the attempts of one or more runs
-figures.py         pass rates with intervals, costs, errors, speed-ups
-strategies.py      ways to choose a model for each task, computed or run as a route
+figures.py         pass rates with intervals, costs, errors, speed-ups; ways to choose a model, also as a route
 score_command.py   `opatlas score`, of a suite, too
 """
 

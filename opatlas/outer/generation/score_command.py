@@ -19,9 +19,22 @@ from opatlas.row.location import default_database_of
 from opatlas.show.result import Column, Fields, Part, Result, Table
 from opatlas.text import suggest
 
-from .figures import ErrorGroup, ErrorShare, Figures, PassRate, error_group, error_shares, figures_by, speed_ups
+from .figures import (
+    ErrorGroup,
+    ErrorShare,
+    Figures,
+    PassRate,
+    Selection,
+    Selector,
+    Strategy,
+    StrategyResult,
+    error_group,
+    error_shares,
+    figures_by,
+    speed_ups,
+    strategy_results,
+)
 from .outcomes import Experiment, TaskOutcome, read_experiment
-from .strategies import Selection, Selector, Strategy, StrategyResult, strategy_results
 
 #: The operators of a suite that are shown.
 _SHOWN = 20

@@ -22,11 +22,10 @@ from opatlas.text import first_line
 
 from .attempts import AttemptLog, LoopTask, ModelAttempt, RepairLoop, StopReason
 from .endpoint import ChatAnswer, ChatRequest, Endpoint, EndpointError, RecordedAnswers, model_folder
-from .figures import figures_by
+from .figures import ROUTED, Route, figures_by, route_of
 from .models_file import LANGUAGE_OF_KIND, KernelLanguage, ModelsFile, read_models
 from .outcomes import Experiment, TaskName, run_of
 from .prompt import Prompts
-from .strategies import ROUTED, Route, route_of
 
 #: The folder of attempts and candidates in the database of tasks; a folder for each language lies in it.
 GENERATED = "generated"

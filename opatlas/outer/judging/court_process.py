@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from opatlas.outer.judging.court import SEEDS, Court
-from opatlas.outer.judging.court_control import ANSWER_TIMEOUT_S, OF_PYTEST, Open, RowToJudge
+from opatlas.outer.judging.failures import ANSWER_TIMEOUT_S, OF_PYTEST, Open, RowToJudge
 from opatlas.outer.judging.judgement import CandidateRejected, CourtVerdict, ErrorClass, ReferenceFailed
 from opatlas.outer.judging.memory import Inputs, Leaf, Purpose, SharedMemory
 from opatlas.run.process.child import Channel, readable

@@ -36,7 +36,7 @@ from opatlas.outer.judging.judgement import (
 )
 from opatlas.outer.judging.memory import Purpose
 from opatlas.outer.judging.process_guard import ProcessGuard
-from opatlas.outer.judging.source import CandidateSource
+from opatlas.outer.judging.rules import CandidateSource
 from opatlas.outer.judging.trial import CandidateTrial, ClaimingRule, Constructed, LiveInputs
 from opatlas.row.errors import MissingPrecondition, OutOfMemory, ReplayError, Unsupported
 from opatlas.row.location import public_version

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from opatlas.errors import OpAtlasError
 from opatlas.files import parse_python, read_safely
-from opatlas.outer.judging.source import CandidateSource
+from opatlas.outer.judging.rules import CandidateSource
 from opatlas.row.columns import is_file_name
 from opatlas.text import Word
 
