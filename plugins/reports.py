@@ -207,8 +207,11 @@ class JUnit:
             return
         for name, value in self._run_properties():
             self._xml.add_global_property(name, value)
-        if self._xml.suite_name == _DEFAULT_SUITE and self._records.device_name:
-            self._xml.suite_name = f"opatlas {self._records.device_name}"
+        if self._xml.suite_name == _DEFAULT_SUITE:
+            # A session that has nothing to do opens no device.
+            stored = self._context.databases[0].provenance
+            device = self._records.device_name or (stored.device if stored is not None else "")
+            self._xml.suite_name = f"opatlas {device}".strip()
         for reporter in self._xml.node_reporters_ordered:
             case = reporter.to_xml()
             row = self._session.case_of(case.get("name", ""))

@@ -15,7 +15,7 @@ from cyclopts import Parameter
 from opatlas.ask.checks.check import ANY, KNOWN_FINDINGS, CheckResults, KnownFinding
 from opatlas.ask.checks.duration_checks import Alignment, AlignmentVerdict, alignments
 from opatlas.errors import usage_errors
-from opatlas.formats import microseconds
+from opatlas.formats import microseconds, percent
 from opatlas.installation import require_extra
 from opatlas.show import Column, Fields, Output, Result, Table
 from opatlas.show.parameters import DatabaseFolder
@@ -74,10 +74,13 @@ def _parts(found: CheckResults) -> Iterator[Part]:
         yield Table(columns, rows, "checks")
     yield from _known(found)
     if found.show_all and (messages := _messages(found)):
-        us = [Column(name, microseconds) for name in ("measured(us)", "captured(us)", "model(us)", "least(us)")]
         worst_first = sorted(messages, key=lambda each: list(AlignmentVerdict).index(each.verdict), reverse=True)
-        rows_of_links = [each[:-1] for each in worst_first]
-        yield Table(("verdict", "kernel type", "message", *us, "reason"), rows_of_links, "messages against their links")
+        of_messages = (
+            *("verdict", "kernel type", "message", Column("measured(us)", microseconds)),
+            *(Column("captured(us)", microseconds), "quality", Column("noise", percent)),
+            *(Column("model(us)", microseconds), Column("least(us)", microseconds), "reason"),
+        )
+        yield Table(of_messages, [each[:-1] for each in worst_first], "messages against their links")
     most = None if found.show_all else _SHOWN
     findings = [
         (tally.check.name, each.place, each.row, each.value, each.reason)

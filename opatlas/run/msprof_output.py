@@ -52,54 +52,6 @@ def export(profile: Path) -> str:
     return ""
 
 
-@dataclass(frozen=True)
-class MsprofOutput:
-    """The output of msprof in a folder.
-
-    Attributes:
-        profiles, summaries: the PROF_* folders, and the op_summary files in them.
-        launches: the kernels of all summaries, by their start.
-        problems: missing and unreadable summaries, and unreadable lines, in order.
-    """
-
-    profiles: Sequence[Path]
-    summaries: Sequence[Path]
-    launches: Sequence[Launch]
-    problems: Sequence[str]
-
-
-def read_output(output: Path, *, exports: bool) -> MsprofOutput:
-    """Reads the output of msprof in a folder.
-
-    Args:
-        output: folder of msprof's output.
-        exports: whether to run msprof for a profile without a summary, such as the profile of a killed process.
-
-    Raises:
-        DeviceGone: a profile needs an export, and msprof is missing.
-    """
-    found, launches, problems = list[Path](), list[Launch](), list[str]()
-    profiles = profile_folders(output) if output.is_dir() else []
-    for profile in profiles:
-        summaries = op_summaries(profile)
-        if not summaries and exports:
-            problems += filter(None, [export(profile)])
-            summaries = op_summaries(profile)
-        if not summaries:
-            problems.append(f"{profile.name} has no op_summary")
-        found += summaries
-        for path in summaries:
-            try:
-                read = read_launches(path)
-            except TableError as error:
-                problems.append(str(error))
-            else:
-                launches += read.launches
-                problems += read.problems
-    launches.sort(key=lambda launch: launch.start_ns)
-    return MsprofOutput(profiles, found, launches, problems or ([] if profiles else ["msprof wrote no PROF_ folder"]))
-
-
 def read_samples(output: Path, rows: Sequence[ProfiledRow]) -> list[ProfiledSamples | NoSamples]:
     """Reads the samples of each row of a process from msprof's output.
 
@@ -110,9 +62,28 @@ def read_samples(output: Path, rows: Sequence[ProfiledRow]) -> list[ProfiledSamp
     Raises:
         DeviceGone: the profile is not parsed yet, and msprof is missing.
     """
-    read = read_output(output, exports=True)
-    why = "".join(f"; {problem}" for problem in read.problems[:_PROBLEMS_TOLD])
-    found = attribute(read.launches, rows)
+    launches, problems = list[Launch](), list[str]()
+    profiles = profile_folders(output) if output.is_dir() else []
+    for profile in profiles:
+        summaries = op_summaries(profile)
+        if not summaries:
+            # The profile of a killed process.
+            problems += filter(None, [export(profile)])
+            summaries = op_summaries(profile)
+        if not summaries:
+            problems.append(f"{profile.name} has no op_summary")
+        for path in summaries:
+            try:
+                read = read_launches(path)
+            except TableError as error:
+                problems.append(str(error))
+            else:
+                launches += read.launches
+                problems += read.problems
+    launches.sort(key=lambda launch: launch.start_ns)
+    problems = problems or ([] if profiles else ["msprof wrote no PROF_ folder"])
+    why = "".join(f"; {problem}" for problem in problems[:_PROBLEMS_TOLD])
+    found = attribute(launches, rows)
     return [NoSamples(f"{f.reason}{why}{KEPT}{output}") if isinstance(f, NoSamples) else f for f in found]
 
 

@@ -110,12 +110,12 @@ def gap_table(gaps: Sequence[Gap], most: int) -> Table:
     outside = [gap for gap in gaps if gap.outside]
     columns = (
         *(Column("replayed / captured", ratio), "kernel type", "input shapes"),
-        *(Column("replayed(us)", microseconds), Column("captured(us)", microseconds), "captured modes"),
+        *(Column("replayed(us)", microseconds), "quality", Column("captured(us)", microseconds), "captured modes"),
     )
     rows = [
         (
             *(gap.ratio, gap.kernel_type, gap.cells[col.INPUT_SHAPES]),
-            *(gap.microbench_us, gap.profiling_us, gap.cells[col.PROFILING_POPULATIONS]),
+            *(gap.microbench_us, gap.cells[col.QUALITY], gap.profiling_us, gap.cells[col.PROFILING_POPULATIONS]),
         )
         for gap in outside[:most]
     ]

@@ -277,6 +277,11 @@ def test_a_run_without_a_static_graph_has_scopes_but_for_kernels_whose_shapes_ch
     changed = analysis_of(tmp_path, growing)
     assert {cut.reason: cut.kernel_types for cut in changed.cuts}[CutReason.SHAPES] == {"FusedInferAttentionScore": 24}
     assert scope_of(changed, ScopeKind.ATTENTION).super_kernels == 8
+    # A branch: two kernels of the fourth layer are missing in the second step. Nothing else changes.
+    in_step = len(kernels) // 3
+    missing = range(in_step + 3 * LAYER + 1, in_step + 3 * LAYER + 3)
+    branch = analysis_of(tmp_path, [each for number, each in enumerate(kernels) if number not in missing])
+    assert counts_of(branch) == {CutReason.BRANCH: 4, CutReason.STEP: 2}
     # Beside static kernels a dynamic one is what its state says.
     assert counts_of(analysis_of(tmp_path, [kernels[0].of(state="static"), *kernels[1:]]))[CutReason.DYNAMIC] > 300
 

@@ -67,6 +67,7 @@ def test_rows_without_a_replay_are_skipped_cases_in_an_update_mode(sessions: Ses
     suite = ElementTree.parse(sessions.folder / "junit.xml").find("testsuite")
     assert suite is not None
     assert (suite.get("tests"), suite.get("skipped"), suite.get("failures")) == ("3", "3", "0")
+    assert str(suite.get("name")).startswith("opatlas")
     for case in suite.iter("testcase"):
         (skipped,) = case.findall("skipped")
         assert skipped.get("type") == "pytest.skip"

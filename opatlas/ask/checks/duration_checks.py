@@ -92,6 +92,7 @@ class Alignment(NamedTuple):
     Attributes:
         row: the message.
         measured_us, captured_us: the durations of a replay and of captures; None if there is none.
+        quality, noise: of the samples of the replay, and their standard deviation as a share; None if unknown.
         model_us: the duration by the model; None if the links are not known.
         least_us: of the same bytes at the peak of the link, without latencies.
         reason: why the verdict is not PASS.
@@ -103,6 +104,8 @@ class Alignment(NamedTuple):
     row: str
     measured_us: float | None
     captured_us: float | None
+    quality: Quality | None
+    noise: float | None
     model_us: float | None
     least_us: float | None
     reason: str
@@ -132,8 +135,11 @@ def _alignments(database: CheckedDatabase, table: RowTable) -> Iterator[Alignmen
         else:
             model, least = model_us(collective, size, devices, link), shortest_us(collective, size, devices, link)
             verdict, reason = _verdict([us for us in (measured, captured) if us is not None], model, least, link)
+        replayed = found[0]
+        noise = None if replayed is None or math.isnan(replayed.noise) else replayed.noise
+        name, quality = table.titles[index], None if replayed is None else replayed.quality
         yield Alignment(
-            verdict, table.kernel_type, table.titles[index], measured, captured, model, least, reason, index
+            verdict, table.kernel_type, name, measured, captured, quality, noise, model, least, reason, index
         )
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 
 import numpy as np
 
@@ -58,6 +60,7 @@ class CutReason(Word):
     UNFUSABLE = "type that cannot be fused"
     DYNAMIC = "OP State dynamic"
     SHAPES = "shapes that change between steps"
+    BRANCH = "not in every step"
     STEP = "boundary of steps"
 
 
@@ -100,12 +103,14 @@ class Cuts:
         collectives: supported collectives, which do not cut.
     """
 
-    def __init__(self, timeline: LaunchTimeline, steps: Sequence[int], changing: Sequence[bool] | None) -> None:
+    def __init__(
+        self, timeline: LaunchTimeline, steps: Sequence[int], changes: Sequence[CutReason | None] | None
+    ) -> None:
         """
         Args:
             steps: the number of each launch's step.
-            changing: whether the shapes of each launch change between steps, which counts in place of OP State; None:
-                OP State counts.
+            changes: what of each launch is not the same in each step, which counts in place of OP State; None: OP State
+                counts.
         """
         self._timeline, self._steps = timeline, np.asarray(steps)
         launches, beside = timeline.launches, timeline.beside_main
@@ -114,7 +119,8 @@ class Cuts:
         by_reason: dict[CutReason, Counter[str]] = {reason: Counter() for reason in CutReason}
         for place, launch in enumerate(launches):
             own = [CutReason.OTHER_STREAM] if beside[place] else []
-            own += _reasons(launch, bool(collective[place]), None if changing is None else changing[place])
+            of_graph = changes[place] if changes is not None else CutReason.DYNAMIC if _is_dynamic(launch) else None
+            own += _reasons(launch, bool(collective[place]), of_graph)
             for reason in own:
                 by_reason[reason][launch.kernel_type] += 1
             reasons.append(own)
@@ -137,8 +143,12 @@ class Cuts:
         return [part for part in np.split(main, np.flatnonzero(cut) + 1) if len(part) > 1]
 
 
-def _reasons(launch: Launch, collective: bool, changes: bool | None) -> list[CutReason]:
-    """Returns why a launch of the main stream is in no SuperKernel; nothing if it may be in one."""
+def _reasons(launch: Launch, collective: bool, of_graph: CutReason | None) -> list[CutReason]:
+    """Returns why a launch of the main stream is in no SuperKernel; nothing if it may be in one.
+
+    Args:
+        of_graph: why a static graph cannot hold it; None if one can.
+    """
     if collective:
         is_supported = matches(launch.kernel_type, known_types().collectives.patterns)
         return [] if is_supported else [CutReason.COLLECTIVE]
@@ -150,29 +160,45 @@ def _reasons(launch: Launch, collective: bool, changes: bool | None) -> list[Cut
         found.append(CutReason.NO_AI_CORE)
     if unfusable_source(launch.kernel_type):
         found.append(CutReason.UNFUSABLE)
-    if changes is None and _state(launch) == "dynamic":
-        found.append(CutReason.DYNAMIC)
-    elif changes:
-        found.append(CutReason.SHAPES)
-    return found
+    return found if of_graph is None else [*found, of_graph]
 
 
 def _state(launch: Launch) -> str:
     return launch.cells.get(OP_STATE, "").strip().lower()
 
 
-def _changing(timeline: LaunchTimeline, steps: Iterable[tuple[int, int]]) -> list[bool]:
-    """Returns whether the shapes of each launch of some steps differ from those at its place in another step."""
-    places: list[tuple[str, int] | None] = [None] * len(timeline.launches)
-    shapes: dict[tuple[str, int], set[str]] = {}
+def _is_dynamic(launch: Launch) -> bool:
+    return _state(launch) == "dynamic"
+
+
+def _changes(timeline: LaunchTimeline, steps: Sequence[tuple[int, int]]) -> list[CutReason | None]:
+    """Returns what of each launch of some steps differs in another step: that it is there, or its shapes.
+
+    Steps are aligned with the longest one by their kernel types.
+    """
+    types = [launch.kernel_type for launch in timeline.launches]
+    first, last = max(steps, key=lambda each: each[1] - each[0])
+    places: dict[int, int] = {}
+    shapes: list[list[str]] = [[] for _ in range(first, last)]
     for start, stop in steps:
-        numbers = Counter[str]()
-        for index in range(start, stop):
-            launch = timeline.launches[index]
-            place = places[index] = (launch.kernel_type, numbers[launch.kernel_type])
-            numbers[launch.kernel_type] += 1
-            shapes.setdefault(place, set()).add(launch.cells.get(INPUT_SHAPES, ""))
-    return [place is not None and len(shapes[place]) > 1 for place in places]
+        longest, own = types[first:last], types[start:stop]
+        # Most steps are equal, and a comparison of long ones takes seconds.
+        blocks = (
+            SequenceMatcher(None, longest, own, False).get_matching_blocks() if own != longest else [(0, 0, len(own))]
+        )
+        for place, at, size in blocks:
+            for offset in range(size):
+                index = start + at + offset
+                places[index] = place + offset
+                shapes[place + offset].append(timeline.launches[index].cells.get(INPUT_SHAPES, ""))
+    found: list[CutReason | None] = [None] * len(types)
+    for index in itertools.chain.from_iterable(range(*step) for step in steps):
+        own_shapes = shapes[places[index]] if index in places else []
+        if len(own_shapes) < len(steps):
+            found[index] = CutReason.BRANCH
+        elif len(set(own_shapes)) > 1:
+            found[index] = CutReason.SHAPES
+    return found
 
 
 def _waits_for_others(timeline: LaunchTimeline) -> np.ndarray:
@@ -297,7 +323,7 @@ def analyse(
     analysed = served or structure.ranges
     states = set(map(_state, timeline.launches))
     needs_graph = "dynamic" in states and "static" not in states
-    cuts = Cuts(timeline, structure.steps, _changing(timeline, analysed) if needs_graph else None)
+    cuts = Cuts(timeline, structure.steps, _changes(timeline, analysed) if needs_graph else None)
     refusals = _refusals(timeline, phases)
     step_us = sum(_step_us(timeline, *each) for each in analysed) / len(analysed)
     scopes = [

@@ -68,16 +68,19 @@ class TaskModule:
         return found
 
     def inputs(self, number: int, seed: int, device: torch.device) -> list[Any]:
-        """Returns a list of inputs on a device, the same for equal seeds. Raises whatever the task raises."""
+        """Returns a list of inputs on a device, the same for equal seeds. Raises ReferenceFailed."""
         set_seeds(seed)
         try:
-            # Large inputs are made on the device itself: a host takes seconds for each GiB of random numbers.
-            with device:
+            try:
+                # Large inputs are made on the device itself: a host takes seconds for each GiB of random numbers.
+                with device:
+                    found = self.input_lists()
+            except (RuntimeError, TypeError):
+                set_seeds(seed)
                 found = self.input_lists()
-        except (RuntimeError, TypeError):
-            set_seeds(seed)
-            found = self.input_lists()
-        return [as_tensors(value, device) for value in found[number]]
+            return [as_tensors(value, device) for value in found[number]]
+        except Exception as error:
+            raise ReferenceFailed(f"the inputs of the task cannot be made: {exception_line(error)}") from error
 
     def make(self, seed: int, device: torch.device) -> Any:
         """Returns a new Model on a device; the same seed gives the same weights. Raises ReferenceFailed."""
@@ -181,10 +184,7 @@ class TaskReferee(Referee):
         self._weights = {name: parameter.data.clone() for name, parameter in named}
 
     def make(self, seed: int, number: int) -> list[Any]:
-        try:
-            inputs = self._module.inputs(self._number, seed, self._device)
-        except Exception as error:
-            raise ReferenceFailed(f"the inputs of the task cannot be made: {exception_line(error)}") from error
+        inputs = self._module.inputs(self._number, seed, self._device)
         self._has_gradients = needs_gradients(inputs)
         return inputs
 

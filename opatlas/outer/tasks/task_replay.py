@@ -86,10 +86,7 @@ class TaskReplay(JudgedReplay):
         return TaskReferee(self._module, self._row.number, seed, self._device.torch_device)
 
     def _arguments(self) -> list[Any]:
-        try:
-            return self._module.inputs(self._row.number, 0, self._device.torch_device)
-        except Exception as error:
-            raise ReferenceFailed(f"the inputs of the task cannot be made: {exception_line(error)}") from error
+        return self._module.inputs(self._row.number, 0, self._device.torch_device)
 
     def _import(self, weights_seed: int) -> Callable[..., Any]:
         source, make = self._job.source, partial(self._module.make, weights_seed, self._device.torch_device)
