@@ -164,7 +164,7 @@ def _capture_parts(done: IngestResult, not_read: Sequence[tuple[str, Sequence[Pa
                 "rows": (account.rows, f"{account.ingested:,} ingested, {account.left_out.total():,} left out"),
                 "kernel types": len(outcome.kernel_types),
                 "signatures": (signatures, fates),
-                "attention captures": (len(done.attention), "lengths unknown: --attention-records")
+                "attention captures": (len(done.attention), "lengths unknown: --attention-records or --attention")
                 if done.attention
                 else None,
             }
