@@ -17,9 +17,9 @@ from opatlas.cli.main import all_commands, main
 from opatlas.options import Scope, given
 
 #: A new option needs a reason that is as good as those of the others (python tests/support/declared_options.py).
-MOST_OPTIONS = 97
+MOST_OPTIONS = 100
 #: `pytest bench/`, with those of collectives; and any other command.
-MOST_OF_REPLAYS, MOST_OF_A_COMMAND = 34, 13
+MOST_OF_REPLAYS, MOST_OF_A_COMMAND = 34, 14
 #: Words of the help of commands that run pytest, and words that it has not.
 OF_SESSIONS = {
     "bench": ({"--update-mode", "--cache", "--ep-size", "--strict,"}, {"--rows", "--bytes-grid"}),

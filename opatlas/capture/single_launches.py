@@ -52,6 +52,7 @@ class Launch:
         stream: the stream of the device; "" if the file has none, as for collectives.
         wait_us: time between the end of the launch before and the start, by the profiler; None if not recorded.
         launched_ns: when the host's call began that launched it, on the same clock; None if not recorded.
+        call_us: the durations of all kernels of the operator's call; None if a launch is a call of its own.
     """
 
     device: str
@@ -65,6 +66,7 @@ class Launch:
     stream: str = ""
     wait_us: float | None = None
     launched_ns: int | None = None
+    call_us: float | None = None
 
     @property
     def dimensions(self) -> str:

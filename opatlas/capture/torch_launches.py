@@ -219,6 +219,7 @@ def torch_launches(path: Path) -> Launches:
                     step=trace.step_of(trace.call_ns[call]) if call >= 0 else "",
                     stream=str(trace.stream[event]),
                     launched_ns=trace.call_ns[call] if call >= 0 else None,
+                    call_us=sum(trace.duration_ns[each] for each in outcome.events) / 1e3,
                 )
             )
     found.sort(key=lambda launch: launch.start_ns)

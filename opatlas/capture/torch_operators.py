@@ -161,8 +161,10 @@ def _attention(causal: int, bias: int | None = None) -> RowMaker:
         packed = [each.like(each.shape[0] * each.shape[2], each.shape[1], each.shape[3]) for each in tensors]
         ends = {"actual_seq_lengths_values": queries, "actual_seq_lengths_kv_values": keys}
         more = {name: ",".join(str(length * (i + 1)) for i in range(batch)) for name, length in ends.items()}
-        more |= {"avg_seq_len": str(keys), "metadata_completeness": "complete"}
-        return _attention_row(call, packed, batch, v.shape[3], masked, more | {"num_key_value_heads": str(k.shape[1])})
+        more |= {"avg_seq_len": str(keys), "metadata_completeness": "complete", "sparse_mode": "3" if masked else "0"}
+        more |= {"num_heads": str(heads), "num_key_value_heads": str(k.shape[1]), "input_layout": "TND"}
+        cells = {col.RUNTIME_PREFIX + name: cell for name, cell in more.items()}
+        return _attention_row(call, packed, batch, v.shape[3], masked, cells)
 
     return make
 
@@ -173,15 +175,12 @@ def _attention_row(
     batch: int,
     width: int,
     masked: bool,
-    more: Mapping[str, str],
+    cells: Mapping[str, str],
     table: Tensor | None = None,
 ) -> CapturedRow:
     """Returns a row of FusedInferAttentionScore: queries, keys and values, in pages if there is a table of them."""
     mask = Tensor(_CAUSAL_MASK, "INT8") if masked else None
     slots = [*qkv, None, mask, numbers(batch), numbers(batch), *[None] * 7, table]
-    runtime = {"actual_seq_lengths_shape": str(batch), "actual_seq_lengths_kv_shape": str(batch), "input_layout": "TND"}
-    runtime |= {"sparse_mode": "3" if masked else "0", "num_heads": str(qkv[0].shape[1]), **more}
-    cells = {col.RUNTIME_PREFIX + name: cell for name, cell in runtime.items()}
     result = qkv[0].like(*qkv[0].shape[:2], width)
     return call.row("FusedInferAttentionScore", slots + [None] * (_ATTENTION_SLOTS - len(slots)), [result], cells)
 
@@ -198,18 +197,15 @@ def _lengths_on_device(call: OperatorCall) -> CapturedRow:
     of_axes = {len(each.shape): each for each in reversed(others) if each.dtype == "INT32"}
     fits = len(k.shape) == 4 if 2 in of_axes else len(k.shape) == 3 and 1 in of_axes
     call.expect(fits, "neither keys in pages nor the ends of sequences")
-    column, cell = col.WITHOUT_LENGTHS
-    more = {column.removeprefix(col.RUNTIME_PREFIX): cell}
+    # Nothing else: records fill the other cells, and a further capture adds to the rows that they filled.
+    cells = dict([col.WITHOUT_LENGTHS])
     if 2 not in of_axes:
-        more["num_key_value_heads"] = str(k.shape[1])
         batch = of_axes[1].shape[0] - 1
-        return _attention_row(call, [q, k.like(*k.shape), v.like(*v.shape)], batch, v.shape[2], True, more)
-    table = of_axes[2]
+        return _attention_row(call, [q, k.like(*k.shape), v.like(*v.shape)], batch, v.shape[2], True, cells)
     # A cache has pages for all steps of an engine; of those a row keeps as many as the table can name.
-    (blocks, size, heads, _), pages = k.shape, table.shape
+    (blocks, size, heads, _), pages = k.shape, of_axes[2].shape
     caches = [each.like(min(blocks, math.prod(pages)), size, heads * each.shape[3]) for each in (k, v)]
-    more |= {"block_size": str(size), "num_key_value_heads": str(heads), "block_table_shape": ",".join(map(str, pages))}
-    return _attention_row(call, [q, *caches], pages[0], q.shape[2], True, more, table)
+    return _attention_row(call, [q, *caches], pages[0], q.shape[2], True, cells, of_axes[2])
 
 
 _NORM = layout("RmsNorm", "1; 2 -> 0; 1.rows")

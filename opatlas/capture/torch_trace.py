@@ -48,6 +48,8 @@ class CallKind(IntEnum):
 
 _CALLS = dict(zip(("Launch", "Memcpy", "Memset", "GraphLaunch", "BeginCapture", "EndCapture"), CallKind, strict=True))
 _RUNTIMES = ("cuda_runtime", "cuda_driver")
+#: Of microseconds since 1970, before the point.
+_DIGITS = 16
 #: Bytes of an element, by the dtype of a message.
 _DTYPE_BYTES = {"BFloat16": 2, "Half": 2, "Float": 4, "Double": 8, "Long": 8, "Int": 4}
 _DEVICE = {"kernel": CallKind.LAUNCH, "gpu_memcpy": CallKind.MEMCPY, "gpu_memset": CallKind.MEMSET}
@@ -100,6 +102,8 @@ class _Ranks(msgspec.Struct):
 
 
 def _nanoseconds(microseconds: Decimal) -> int:
+    if microseconds.adjusted() > _DIGITS:
+        raise OverflowError(f"a time of {microseconds} us")
     return int(microseconds * 1000)
 
 
@@ -320,4 +324,6 @@ def read_trace(path: Path, on_bytes: Callable[[int], None] = lambda size: None) 
                 trace.add(batch)
         except TruncatedTraceError as error:
             raise TableError(path, error.problem, _AGAIN) from None
+        except (ValueError, ArithmeticError) as error:
+            raise TableError(path, f"not a trace of torch.profiler ({error})", _AGAIN) from None
     return trace

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain, product
 from pathlib import Path
+from statistics import median
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -16,12 +17,12 @@ from opatlas.ask.query.database import OpenDatabase
 from opatlas.ask.query.database import open as open_database
 from opatlas.ask.query.model_cost import ModelCost, PartCost, PartField
 from opatlas.ask.query.next_rows import NextRows
-from opatlas.ask.query.sweep import SweptStep, step_costs, write_plot
+from opatlas.ask.query.sweep import ComparedPoint, ServedPoint, SweptStep, served_costs, step_costs, write_plot
 from opatlas.data.database import Database
 from opatlas.data.fold import add_rows
 from opatlas.data.manifest import Manifest, code_digest, this_machine
 from opatlas.errors import UsageError
-from opatlas.formats import microseconds, number, percent, size
+from opatlas.formats import change, microseconds, number, percent, size
 from opatlas.progress import progress
 from opatlas.row.columns import INPUT_SHAPES
 from opatlas.row.location import default_path, parse_implementation
@@ -61,6 +62,7 @@ def model(
     dtype: str = "",
     implementation: Names = (),
     plot: Path | None = None,
+    against: Path | None = None,
     next: Count | None = None,  # noqa: A002
     dry_run: bool = False,
     list: bool = False,  # noqa: A002
@@ -90,6 +92,7 @@ def model(
         implementation: implementations in their order, of which the first with rows of a kernel type answers; fastest:
             for each call the fastest (default: the stack that the database names).
         plot: write step time and throughput over the batch to FILE.html.
+        against: a CSV of the times per output token of servers; MODEL is one of its models, or `all`.
         next: add the N rows to the database whose measurement tells most about this step; opatlas bench measures them.
         dry_run: with --next: show the rows, and add nothing.
         list: the models that have names, and the kinds of config.json.
@@ -105,6 +108,12 @@ def model(
         raise UsageError("--implementation: --next adds rows for the stack that the database names: leave it out")
     if next is not None and trace is not None:
         raise UsageError("--trace: --next shows no step: leave it out")
+    place = database or default_path(database_name(available_devices(None)), detect())
+    if against is not None:
+        opened = open_database(place)
+        with progress(f"{against.name}, calls", None) as advance:
+            served = served_costs(opened, against, model.model, implementation, lambda _: advance(1))
+        return Result([*_served_parts(*served)])
     lengths = [(0, 0, words) for words in sequences]
     if batch or context or not sequences:
         lengths += product(batch or (model.batch,), context or (model.context,), ("" if batch else model.sequences,))
@@ -121,7 +130,6 @@ def model(
         )
         for t, e, (b, c, words) in product(tp or (model.tp,), ep or (model.ep,), lengths)
     ]
-    place = database or default_path(database_name(available_devices(None)), detect())
     # A wrong model is told before a wrong database.
     name = resolve_model(model.model).name
     started_at, opened = time.time(), open_database(place)
@@ -140,7 +148,7 @@ def model(
         write_trace(trace, chain.from_iterable(model_slices(cost) for _, cost, _ in found if cost is not None))
     if len(found) == 1 and found[0][1] is not None:
         return Result([*_cost_parts(found[0][1])], json=_cost_json(found[0][1]))
-    return Result([*_sweep_parts(name, found)], json=[_swept_json(*each) for each in found])
+    return Result([*_sweep_parts(name, found)], json=[*map(_swept_json, found)])
 
 
 def _names() -> Table:
@@ -202,7 +210,7 @@ def _cost_parts(cost: ModelCost) -> Iterator[Part]:
             "memory": str(cost.memory),
             "tokens of cache left": cost.memory.tokens_left,
         },
-        title=f"{cost.model}, {cost.step.told()}, {cost.dtype}",
+        title=f"{msgspec.structs.replace(cost.step, model=cost.model)}, {cost.dtype}",
     )
     fields: tuple[PartField, ...] = ("how", "device", "source", "cache", "instrument")
     yield Fields(
@@ -248,11 +256,9 @@ def _step_fields(cost: ModelCost) -> dict[str, object]:
     return {"step in a graph(us)": (round(time.us), f"90 %: {low} to {high}"), "of that": told}
 
 
-def _swept_json(step: Step, cost: ModelCost | None, problem: str) -> dict[str, object]:
-    """Returns the cost of a step of several: that of one without its parts."""
-    if cost is None:
-        return {**msgspec.structs.asdict(step), "problem": problem}
-    return {key: value for key, value in _cost_json(cost).items() if key != "parts"}
+def _swept_json(found: SweptStep) -> dict[str, object]:
+    step, cost, problem = found
+    return {**msgspec.structs.asdict(step), "problem": problem} if cost is None else _cost_json(cost)
 
 
 def _sweep_parts(name: str, found: Sequence[SweptStep]) -> Iterator[Part]:
@@ -267,7 +273,7 @@ def _sweep_parts(name: str, found: Sequence[SweptStep]) -> Iterator[Part]:
             rows.append((*asked, *[None] * 7, problem))
             continue
         left = cost.missing_calls_share or None
-        each = None if cost.tokens_per_s is None else round(cost.tokens_per_s / step.devices)
+        each = None if cost.tokens_per_s is None else round(cost.tokens_per_s / step.tp / step.pp)
         speed = None if cost.tokens_per_s is None else round(cost.tokens_per_s)
         found_us = cost.in_graph or cost
         low, high = (us / 1000 for us in found_us.interval_us)
@@ -277,11 +283,59 @@ def _sweep_parts(name: str, found: Sequence[SweptStep]) -> Iterator[Part]:
     yield Table(
         (
             *("sequences", "batch", "context", "tp", "ep"),
-            *(ms, Column("low(ms)", number), Column("high(ms)", number), "tokens/s", "a device"),
+            *(
+                ms,
+                Column("low(ms)", number),
+                Column("high(ms)", number),
+                "tokens/s",
+                "a device",
+            ),
             *(Column("memory", size), "tokens left", "note"),
         ),
         rows,
         title=name,
+    )
+
+
+def _served_parts(found: Sequence[ComparedPoint], left: Sequence[tuple[ServedPoint, str]]) -> Iterator[Part]:
+    """Yields the errors of predictions of served times: by model and engine, of each point, and points left out."""
+    counted = sorted(found, key=lambda each: -abs(each.error))
+    groups: dict[tuple[str, str], list[ComparedPoint]] = {}
+    for each in counted:
+        groups.setdefault((each.point.model, each.point.engine), []).append(each)
+    if len(groups) > 1:
+        groups["all", ""] = counted
+    summary, error = list[Sequence[Any]](), Column("error", change)
+    for names, group in groups.items():
+        # The worst point is the first.
+        sizes = [abs(each.error) for each in group]
+        middle, added = (median(getattr(each, name) for each in group) for name in ("error", "added_us"))
+        covered = sum(each.covered for each in group)
+        summary.append((*names, len(group), middle, median(sizes), sizes[len(sizes) // 10], covered, added))
+    of_points = ("points", error, Column("|error|", percent), Column("p90", percent), "in the interval")
+    yield Table(
+        ("model", "engine", *of_points, Column("server adds(us a layer)", number)),
+        summary,
+        title="predicted against served, medians",
+    )
+    rows = list[Sequence[Any]]()
+    for each in counted:
+        cost, step = each.cost, each.cost.step
+        asked = (each.point.model, each.point.engine, step.tp, step.ep, step.replicas, step.batch, step.context)
+        us = (each.point.tpot_ms * 1000, each.told.us, *each.told.interval_us)
+        rows.append((*asked, *(time / 1000 for time in us), each.error, each.covered, cost.missing_calls_share or None))
+    ms = [Column(f"{name}(ms)", number) for name in ("served", "predicted", "low", "high")]
+    sizes_of_step = ("model", "engine", "tp", "ep", "dp", "batch", "context")
+    yield Table(
+        (*sizes_of_step, *ms, error, "in the interval", Column("missing calls", percent)),
+        rows,
+        title="points, the worst first",
+    )
+    yield Fields({f"unlike {each.point.model}": "; ".join(each.cost.differs) for each in counted})
+    yield Table(
+        ("model", "engine", "tp", "concurrency", "why"),
+        [(point.model, point.engine, point.tp, point.concurrency, why) for point, why in left],
+        title=f"left out: {len(left)} of {len(left) + len(found)}",
     )
 
 

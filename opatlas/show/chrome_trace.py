@@ -77,7 +77,7 @@ def _events(slices: Iterable[TraceSlice]) -> Iterator[dict[str, Any]]:
 
 def model_slices(cost: ModelCost) -> Iterator[TraceSlice]:
     """Yields the calls of a step one after the other, and its layers. A call without a known duration takes none."""
-    at_us, process = 0.0, f"{cost.model}, {cost.step.told()}"
+    at_us, process = 0.0, str(cost.step)
     for layer, parts in _by_layer(cost):
         start_us = at_us
         for part in parts:

@@ -95,11 +95,6 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The replicas of the attention."""
         return self.dp or max(self.ep // self.tp, 1)
 
-    @property
-    def devices(self) -> int:
-        """The devices of one replica."""
-        return self.tp * self.pp
-
     def groups(self) -> list[Sequences]:
         """Returns the sequences of a step, those together that are alike.
 
@@ -133,17 +128,6 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if len(sizes) < len(words):
             raise UsageError(f"{self.captured!r} are no numbers of tokens: give some as in 1+2+4+8, or vllm")
         return min((size for size in sizes if size >= tokens), default=tokens)
-
-    def told(self) -> str:
-        """Returns the step in words, without its model and dtype."""
-        lengths = self.sequences or f"{self.phase}: batch {self.batch}, context {self.context}"
-        names = ("dp", "pp", "cache_dtype", "captured", "routing")
-        others = [f"{name} {value}" for name in names if (value := getattr(self, name)) not in (0, 1, "", "random")]
-        return ", ".join([lengths, f"tp {self.tp}", f"ep {self.ep}", *others])
-
-    def new_tokens(self) -> int:
-        """Returns the tokens that the step computes, each of which an engine may keep."""
-        return sum(group.n * group.queries for group in self.groups())
 
 
 def step_dtype(model: ModelFacts, asked: str = "") -> str:
@@ -198,10 +182,6 @@ class StepMemory:
     def tokens_left(self) -> int | None:
         """How many tokens more the cache may have; below 0 if the step does not fit; None if unknown."""
         return (self.device - self.needed) // self.of_token if self.device and self.of_token else None
-
-    @property
-    def fits(self) -> bool:
-        return not self.device or self.needed <= self.device
 
     def __str__(self) -> str:
         parts = [f"{name} {size(getattr(self, name))}" for name in ("weights", "cache", "activations")]

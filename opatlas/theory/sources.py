@@ -193,14 +193,15 @@ def resolve_model(name: str) -> ModelFacts:
     Raises:
         OpAtlasError: the name is none of these, or the config.json is of no known kind of model.
     """
-    known = models_by_name().get(name.lower())
-    if known is not None:
-        return known
     path = Path(name)
     if path.is_dir() and (path / "config.json").is_file():
         path = path / "config.json"
+    # A file needs no models with names, which take 0.1 s to read.
     if path.is_file():
         return load_config_file(path)
+    known = models_by_name().get(name.lower())
+    if known is not None:
+        return known
     if path.suffix == ".json":
         raise TargetError("model", name, "no such file: give the path of a model's config.json")
     names = ", ".join(dict.fromkeys(model.name for model in models_by_name().values()))

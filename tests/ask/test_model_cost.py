@@ -192,6 +192,42 @@ def test_several_steps_are_a_table_and_a_plot(
     assert "qwen3-32b" in capsys.readouterr().out
 
 
+def test_served_times_are_compared_and_points_left_out_are_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ImplementationAnswers, "device", "NVIDIA_H200")
+    place = database(tmp_path / "db")
+    us = cost(place).us
+    point = {
+        "model": "q",
+        "hf_id": MODEL,
+        "engine": "vllm",
+        "gpu": "H200",
+        "tp": 2,
+        "ep": 1,
+        "dp": 1,
+        "weights": "bf16",
+    }
+    point |= {"kv": "", "concurrency": 64, "mean_context": 4096, "tpot_ms": us / 1000 / 1.5, "kv_load": 0.5}
+    others = [
+        {"gpu": "H100"},
+        {"weights": "mxfp4"},
+        {"hf_id": "x/y"},
+        {"kv_load": 0.95},
+        {"tp": 3},
+        {"concurrency": 65},
+    ]
+    served = tmp_path / "served.csv"
+    pd.DataFrame([point, *({**point, **other} for other in others)]).to_csv(served, index=False)
+    assert main(["model", "all", str(place), "--against", str(served), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    points, left = found["points, the worst first"], found["left out: 5 of 7"]
+    assert [each["batch"] for each in points] == [65, 64]
+    assert points[-1]["error"] == pytest.approx(0.5)
+    words = [each["why"] for each in left]
+    assert all(word in why for word, why in zip(("H100", "mxfp4", "x/y", "cache", "tp 3"), words, strict=True))
+
+
 def windowed(folder: Path) -> str:
     """A config.json of experts in MXFP4, with sliding windows and attention sinks."""
     sizes = {"hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 1024}

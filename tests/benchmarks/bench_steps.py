@@ -146,6 +146,23 @@ def tell(role: str, steps: list[Measured], constants: StepConstants) -> bool:
     return is_good
 
 
+def tell_parts(db: OpenDatabase) -> None:
+    """Prints of each part of stored steps what a call takes longer in place than cold and alone, and the gap before."""
+    path = db.path / "steps" / "Step.csv"
+    rows = list(csv.DictReader(path.open(newline=""))) if path.is_file() else []
+    found: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        for column, cell in row.items():
+            part = column.removeprefix("MicroBench ").removesuffix(" alone(us)")
+            if part + " alone(us)" != column.removeprefix("MicroBench ") or row["Step Launch"] != "graph" or not cell:
+                continue
+            in_place, gap = (row.get(f"MicroBench {part}{suffix}(us)") or "nan" for suffix in ("", " gap"))
+            found.setdefault(part, []).append((float(in_place) - float(cell), float(gap)))
+    for part, values in found.items():
+        place, gap = np.nanmedian(values, axis=0)
+        print(f"{part:20} {len(values):3} steps  in place {place:+.2f} us  gap {gap:.2f} us")
+
+
 def main() -> None:
     db = opatlas.open(*(sys.argv[1:] or ["NVIDIA_H200"]))
     steps = [*listed(db), *stored(db)]
@@ -163,6 +180,7 @@ def main() -> None:
     for error, each in sorted(times, key=lambda pair: -abs(pair[0]))[:10]:
         missing = ", ".join(dict.fromkeys(part.part for part in each.cost.missing))
         print(f"{error:+.1%} {each.name}{f' (without {missing})' if missing else ''}")
+    tell_parts(db)
     sys.exit(not all(good))
 
 

@@ -320,6 +320,7 @@ def test_the_variable_before_the_import_and_a_file_for_each_process(tmp_path):
     assert lengths == {"parent": [[1], [2]], "child": [[3]]}
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_compiled_call_is_recorded_when_it_runs(tmp_path):
     in_a_process(_COMPILE, tmp_path, str(tmp_path / "calls.jsonl"))
     (file,) = tmp_path.glob("calls.*.jsonl")

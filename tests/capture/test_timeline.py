@@ -75,3 +75,10 @@ def test_an_eager_trace_of_a_gpu_waits_for_the_host():
     assert (len(steps.times("step")), steps.is_excerpt) == (2, False)
     assert steps.times("phase")["phase"].tolist() == ["decode"]
     assert steps.launch_bound_stretches(1)["launches"].tolist() == [9]
+
+
+def test_the_work_of_a_row_is_that_of_all_kernels_of_its_call():
+    found = diagnose(Path(__file__).parents[1] / "data" / "torch_traces" / "qwen3moe-prefill-eager.pt.trace.json.gz")
+    shares = found.shares.share[(found.table.frame["Type"] == "GroupedMatmul").to_numpy()]
+    assert len(shares)
+    assert shares.max() < 1

@@ -138,8 +138,8 @@ def replay_of(tmp_path, monkeypatch):
 
 @pytest.fixture
 def toy_graphs():
-    def give(replay):
-        """Gives a replay a device with graphs."""
+    def give(replay, name="CUDAGraph"):
+        """Gives a replay a device with graphs, of that name in torch's module of the device."""
 
         @contextmanager
         def graph(made):
@@ -153,7 +153,7 @@ def toy_graphs():
         original, replay._captured = replay._captured, captured
         stream = SimpleNamespace(wait_stream=lambda other: None)
         replay._module = SimpleNamespace(
-            CUDAGraph=ToyGraph,
+            **{name: ToyGraph},
             graph=graph,
             Stream=lambda: stream,
             current_stream=lambda: stream,
@@ -225,7 +225,7 @@ def test_kernels_that_work_in_place_are_right_in_each_replay(
     monkeypatch.setattr(step_replay, "read_stack", lambda text, kind: stack)
     replay = replay_of("3", launch, config=DENSE)
     if launch == "graph":
-        toy_graphs(replay)
+        toy_graphs(replay, "NPUGraph")
     replay()
     assert "toy 1" in replay.outcome.measurement.execution.implementation
     assert ("" in [each.part for each in replay._layers.calls]) is writes_elsewhere

@@ -38,7 +38,7 @@ ROOT = Path(__file__).parents[2]
 #: The imports of sessions. Not plugins of pytest, which it could not rewrite any more.
 MODULES = (
     *("cyclopts", "execnet", "filelock", "msgspec", "pandas", "platformdirs", "pyarrow.csv", "pytest", "rich.console"),
-    *("torch", "yaml"),
+    *("sympy", "torch", "yaml"),
 )
 #: Those of this checkout, which import the others.
 OWN_MODULES = (

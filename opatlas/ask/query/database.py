@@ -274,8 +274,8 @@ class OpenDatabase:
         facts, asked = resolve_model(model), Step(model, **step)
         layouts = [step_calls(facts, asked, nz_weights=nz) for nz in (False, True)]
         memory = step_memory(facts, asked, self.answers.device_fact("memory_bytes"))
-        if not memory.fits and not any_memory:
-            raise UsageError(f"{asked.told()}: does not fit the device: {memory}")
+        if 0 < memory.device < memory.needed and not any_memory:
+            raise UsageError(f"{asked}: does not fit the device: {memory}")
         names = [implementation] if isinstance(implementation, str) else implementation
         everything = FASTEST in names
         stack = (FASTEST,) if everything else tuple(self._chosen(names)) if names else default_stack(self.answers)

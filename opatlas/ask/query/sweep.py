@@ -1,20 +1,42 @@
-"""Several steps of a model side by side: their costs, and a plot of them."""
+"""Several steps side by side: their costs, a plot of them, and what servers took for them."""
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import msgspec
 
 from opatlas.ask.query.database import OpenDatabase
 from opatlas.ask.query.model_cost import ModelCost
+from opatlas.ask.query.step_time import StepTime
 from opatlas.data.csv_files import write_text
-from opatlas.errors import UsageError
+from opatlas.errors import OpAtlasError, UsageError
+from opatlas.files import read_safely
 from opatlas.installation import require_extra
 from opatlas.theory.model_step import Step
+from opatlas.theory.models import models_by_name
 
+#: A larger file is another file.
+_MOST_BYTES = 1 << 24
+#: Above this share of the cache not all requests run at once.
+_MOST_LOAD = 0.9
+#: Below this mean duration of a call the host, or the launch of kernels, decides how long a step takes.
+_HOST_BOUND_US = 6.0
+_DTYPES = {
+    "fp8": "FLOAT8_E4M3FN",
+    "fp8_block": "FLOAT8_E4M3FN",
+    "int8": "INT8",
+    "bf16": "BF16",
+    "": "",
+    "fp16": "FLOAT16",
+}
+_Positive = Annotated[float, msgspec.Meta(gt=0)]
+_Count = Annotated[int, msgspec.Meta(ge=1)]
 #: A step, its cost, and else why it has none: it does not fit the device, or the devices do not divide the model.
 SweptStep: TypeAlias = tuple[Step, ModelCost | None, str]
 
@@ -29,10 +51,119 @@ def step_costs(
         try:
             found.append((step, opened.model(**settings, implementation=implementation, tell=tell), ""))
         except UsageError as error:
-            found.append((step, None, str(error).removeprefix(f"{step.told()}: ")))
+            found.append((step, None, str(error).removeprefix(f"{step}: ")))
     if len(found) == 1 and found[0][1] is None:
         raise UsageError(found[0][2])
     return found
+
+
+class ServedPoint(msgspec.Struct, frozen=True):
+    """The time per output token of a server; a line of a CSV.
+
+    Attributes:
+        hf_id, gpu: the checkpoint, and the name of the device, such as H200.
+        tp, ep, dp: how devices share the model; replicas of the attention have `concurrency` requests together.
+        weights, kv: their dtypes: fp8, fp8_block, int8, bf16, fp16; others, such as mxfp4 and int4, have no rows.
+        mean_context: the mean tokens of a sequence in a decode step.
+        tpot_ms: the time per output token.
+        kv_load: the share of the cache's memory that all requests need.
+    """
+
+    model: str
+    hf_id: str
+    engine: str
+    gpu: str
+    tp: _Count
+    ep: _Count
+    dp: _Count
+    weights: str
+    kv: str
+    concurrency: _Count
+    mean_context: _Positive
+    tpot_ms: _Positive
+    kv_load: float = 0
+
+    def step(self) -> Step:
+        """Returns the decode step of a replica. Raises UsageError if it is that of another model, or no whole step."""
+        names = (self.hf_id, self.model, self.hf_id.removesuffix("-FP8"))
+        model = next((name for name in names if name.lower() in models_by_name()), "")
+        if not model:
+            raise UsageError(f"{self.hf_id}: no model has this name")
+        weights = _DTYPES.get(self.weights.rstrip("?"))
+        if weights is None:
+            raise UsageError(f"weights {self.weights}: no row has them")
+        if self.kv_load > _MOST_LOAD:
+            raise UsageError("the cache does not hold all requests")
+        cache = _DTYPES.get(self.kv, "") or "BF16"
+        batch, context = -(-self.concurrency // self.dp), round(self.mean_context)
+        dp = self.dp if self.dp > 1 else 0
+        return Step(model, batch, context, self.tp, self.ep, dtype=weights, dp=dp, cache_dtype=cache)
+
+
+@dataclass(frozen=True)
+class ComparedPoint:
+    """A served point, and the cost of its step."""
+
+    point: ServedPoint
+    cost: ModelCost
+
+    @property
+    def told(self) -> StepTime | ModelCost:
+        """The step in a graph where that is known, else its kernels."""
+        return self.cost.in_graph or self.cost
+
+    @property
+    def error(self) -> float:
+        """The prediction's relative error; below 0 if it is too short."""
+        return self.told.us / self.point.tpot_ms / 1000 - 1
+
+    @property
+    def covered(self) -> bool:
+        """Whether the served time lies in the interval."""
+        low, high = self.told.interval_us
+        return low <= self.point.tpot_ms * 1000 <= high
+
+    @property
+    def added_us(self) -> float:
+        """The microseconds a layer that the server takes beyond the prediction."""
+        return (self.point.tpot_ms * 1000 - self.told.us) / self.cost.layers
+
+
+def served_costs(
+    opened: OpenDatabase, path: Path, model: str, implementation: Sequence[str], tell: Callable[[str], object]
+) -> tuple[list[ComparedPoint], list[tuple[ServedPoint, str]]]:
+    """Returns the points of a CSV of served times with the costs of their steps, and those left out, with the reason.
+
+    Points whose host decides are told by the prediction alone, never by what the server took.
+
+    Args:
+        model: of the points; "all" for all.
+
+    Raises:
+        OpAtlasError: the file cannot be read, or lacks a column.
+    """
+    lines = csv.DictReader(io.StringIO(read_safely(path, _MOST_BYTES).decode("utf-8", errors="replace")))
+    found, left = list[ComparedPoint](), list[tuple[ServedPoint, str]]()
+    for line in lines:
+        given = {name: cell for name, cell in line.items() if cell or name in ("kv", "weights", "engine")}
+        try:
+            point = msgspec.convert(given, ServedPoint, strict=False)
+        except msgspec.ValidationError as error:
+            raise OpAtlasError(f"{path}, line {lines.line_num}: {error}: correct the line") from None
+        if model.casefold() not in ("all", point.model.casefold(), point.hf_id.casefold()):
+            continue
+        try:
+            if point.gpu.casefold() not in opened.answers.device.casefold():
+                raise UsageError(f"on {point.gpu}, not on {opened.answers.device or 'a device that is known'}")
+            settings = msgspec.structs.asdict(point.step())
+            cost = opened.model(**settings, implementation=implementation, any_memory=True, tell=tell)
+            calls = sum(part.calls for part in cost.parts if part.us is not None)
+            if cost.us < _HOST_BOUND_US * calls:
+                raise UsageError(f"host-bound: {cost.us / calls:.1f} us a call")
+            found.append(ComparedPoint(point, cost))
+        except UsageError as error:
+            left.append((point, str(error)))
+    return found, left
 
 
 def write_plot(path: Path, costs: Sequence[ModelCost]) -> None:

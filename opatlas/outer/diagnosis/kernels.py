@@ -63,10 +63,12 @@ FILE, LINE, ROW = "File", "Line", "Row"
 LAUNCHES, CAPTURED, DEVICE, BY = "Launches", "Captured", "Device", "By"
 #: When a launch began, after the first one of its file, and how long after the host's call; NaN if not recorded.
 START_US, QUEUED_US = "Start(us)", "Queued(us)"
+#: The duration of all kernels of a call, whose work is that of the row.
+CALL_US = "Call(us)"
 #: Columns of numbers and of text that no row has.
 _NUMBERS, _TEXTS = (WAIT, BLOCK_DIM, MIX_BLOCK_DIM), (NAME, START, LAUNCHED, STEP, STREAM, DEVICE_ID)
 #: Columns of numbers that are no counters.
-_NO_COUNTERS = {DURATION, LAUNCHES, LINE, *_NUMBERS, START_US, QUEUED_US, MICROBENCH_DEVICE_KERNELS, SPAN}
+_NO_COUNTERS = {DURATION, LAUNCHES, LINE, *_NUMBERS, START_US, QUEUED_US, CALL_US, MICROBENCH_DEVICE_KERNELS, SPAN}
 _PROFILED, _REPLAYED = "Profiling Average ", "MicroBench "
 #: A time of several centuries, whose differences are int64.
 _MOST_NS = 1 << 62
@@ -257,6 +259,7 @@ def _launch_frame(read: Launches, problems: list[str]) -> pd.DataFrame:
             DEVICE_ID: launch.device,
             LINE: number,
             DURATION: launch.duration_us,
+            CALL_US: launch.duration_us if launch.call_us is None else launch.call_us,
             START_US: (launch.start_ns - first_ns) / 1e3,
             QUEUED_US: launch.queued_us,
             WAIT: np.nan if waits_us is None else waits_us[number - 1],

@@ -26,7 +26,7 @@ from opatlas.row.slots import known_dtype
 from opatlas.text import suggest
 from opatlas.yaml_file import read_yaml
 
-from .kernels import BLOCK_DIM, MIX_BLOCK_DIM
+from .kernels import BLOCK_DIM, CALL_US, MIX_BLOCK_DIM
 
 _Rate = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 _Cores = Annotated[int, msgspec.Meta(gt=0)]
@@ -169,7 +169,7 @@ def roofline_shares(frame: pd.DataFrame, peak: Peak) -> RooflineShares:
         )[codes]
         / 1e6
     )
-    duration_us = frame[DURATION].to_numpy(np.float64)
+    duration_us = frame[CALL_US if CALL_US in frame.columns else DURATION].to_numpy(np.float64)
     gbps = moved / duration_us / 1e3
     memory = gbps / (peak.bandwidth_gbps or np.nan)
     if CACHE_STATE in frame.columns:

@@ -114,7 +114,7 @@ def _comparison_page(comparison: DatabaseComparison) -> dict[str, Any]:
 def _model_page(cost: ModelCost) -> dict[str, Any]:
     """Returns the cost of a step of a model: the sum, its interval, and its parts."""
     return {
-        "question": f"{cost.model}, {cost.step.told()}, {cost.dtype}",
+        "question": f"{cost.step}, {cost.dtype}",
         "model": cost.model,
         "differs": cost.differs,
         "us": cost.us,
