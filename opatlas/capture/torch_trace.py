@@ -199,7 +199,8 @@ class TorchTrace:
                     self.messages[len(self.name)] = f"{args.collective} {size:,} bytes, {args.ranks} ranks"
                 self.correlation.append(args.correlation)
                 self.start_ns.append(_nanoseconds(event.ts))
-                self.duration_ns.append(_nanoseconds(event.dur))
+                # A negative one counts as none.
+                self.duration_ns.append(max(_nanoseconds(event.dur), 0))
                 self.name.append(_number(self._names, event.name, self.names))
                 self.device.append(int(args.device))
                 self.stream.append(int(args.stream))
@@ -261,8 +262,10 @@ class TorchTrace:
                 while begin is not None and begin <= now:
                     while open_ and open_[-1][0] <= begin:
                         open_.pop()
-                    _, _, row, decided = open_[-1] if open_ else (0, 0, NO_OWNER, False)
+                    _, around, row, decided = open_[-1] if open_ else (0, 0, NO_OWNER, False)
                     kind = self.op_kind[number]
+                    # Copies inside are of the collective.
+                    number = around if row == COLLECTIVE else number
                     if not decided and is_collective[kind]:
                         row, decided = COLLECTIVE, True
                     elif not decided and known[kind]:
