@@ -48,6 +48,8 @@ class CallKind(IntEnum):
 
 _CALLS = dict(zip(("Launch", "Memcpy", "Memset", "GraphLaunch", "BeginCapture", "EndCapture"), CallKind, strict=True))
 _RUNTIMES = ("cuda_runtime", "cuda_driver")
+#: Of microseconds since 1970, before the point.
+_DIGITS = 16
 #: Bytes of an element, by the dtype of a message.
 _DTYPE_BYTES = {"BFloat16": 2, "Half": 2, "Float": 4, "Double": 8, "Long": 8, "Int": 4}
 _DEVICE = {"kernel": CallKind.LAUNCH, "gpu_memcpy": CallKind.MEMCPY, "gpu_memset": CallKind.MEMSET}
@@ -100,6 +102,8 @@ class _Ranks(msgspec.Struct):
 
 
 def _nanoseconds(microseconds: Decimal) -> int:
+    if microseconds.adjusted() > _DIGITS:
+        raise OverflowError(f"a time of {microseconds} us")
     return int(microseconds * 1000)
 
 
@@ -195,7 +199,8 @@ class TorchTrace:
                     self.messages[len(self.name)] = f"{args.collective} {size:,} bytes, {args.ranks} ranks"
                 self.correlation.append(args.correlation)
                 self.start_ns.append(_nanoseconds(event.ts))
-                self.duration_ns.append(_nanoseconds(event.dur))
+                # A negative one counts as none.
+                self.duration_ns.append(max(_nanoseconds(event.dur), 0))
                 self.name.append(_number(self._names, event.name, self.names))
                 self.device.append(int(args.device))
                 self.stream.append(int(args.stream))
@@ -257,8 +262,10 @@ class TorchTrace:
                 while begin is not None and begin <= now:
                     while open_ and open_[-1][0] <= begin:
                         open_.pop()
-                    _, _, row, decided = open_[-1] if open_ else (0, 0, NO_OWNER, False)
+                    _, around, row, decided = open_[-1] if open_ else (0, 0, NO_OWNER, False)
                     kind = self.op_kind[number]
+                    # Copies inside are of the collective.
+                    number = around if row == COLLECTIVE else number
                     if not decided and is_collective[kind]:
                         row, decided = COLLECTIVE, True
                     elif not decided and known[kind]:
@@ -320,4 +327,6 @@ def read_trace(path: Path, on_bytes: Callable[[int], None] = lambda size: None) 
                 trace.add(batch)
         except TruncatedTraceError as error:
             raise TableError(path, error.problem, _AGAIN) from None
+        except (ValueError, ArithmeticError) as error:
+            raise TableError(path, f"not a trace of torch.profiler ({error})", _AGAIN) from None
     return trace

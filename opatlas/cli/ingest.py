@@ -174,7 +174,8 @@ def _capture_parts(done: IngestResult, not_read: Sequence[tuple[str, Sequence[Pa
     yield from _table(("left out", "rows", "first"), left_out)
     device_us = account.time_ns.total() / 1e3
     if account.devices:
-        yield Fields({"device time(us)": device_us, "in rows": percent(account.ingested_us / device_us)})
+        share = account.ingested_us / device_us if device_us else 0.0
+        yield Fields({"device time(us)": device_us, "in rows": percent(share)})
         span, busy, idle = (Column(f"{what}(us)", microseconds) for what in ("span", "busy", "idle"))
         yield from _table(
             ("trace", "rank", "device", "events", span, busy, idle),
@@ -190,7 +191,7 @@ def _capture_parts(done: IngestResult, not_read: Sequence[tuple[str, Sequence[Pa
                 for reason, each in account.time_left_out
             ],
         )
-        differing = [(what, ns / 1e3 / device_us) for what, ns in account.differing_ns.most_common()]
+        differing = [(what, ns / 1e3 / device_us) for what, ns in account.differing_ns.most_common() if ns]
         yield from _table(("in rows that do not say", _SHARE), differing)
         return
     shares = [(each.kernel_type, each.count, each.share) for each in account.without_shapes]

@@ -147,6 +147,47 @@ _EVENTS = [
     {"ph": "X", "name": "aten::add", "ts": 2, "dur": "12.25", "cat": "cpu_op", "args": {"Id": 5, "a": [1, {"b": 2}]}},
     {"ph": "s", "name": "HostToDevice"},
 ]
+_PRODUCT = {"Input Dims": [[8, 4], [4, 2]], "Input type": ["float", "float"], "Input Strides": [[4, 1], [1, 4]]}
+_ARGS = {"correlation": 1, "device": 0, "stream": 7, "graph node id": 2}
+
+
+def _timed(category: str, name: str, start: float, duration: float, **args: object) -> Mapping[str, object]:
+    return {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": 1, "ts": start, "dur": duration, "args": args}
+
+
+#: A product, the capture of a graph with one, a replay of the graph, and a kernel that nothing launched.
+_ON_A_GPU = [
+    _timed("cpu_op", "aten::mm", 0, 5.5, **_PRODUCT),
+    _timed("cuda_runtime", "cudaLaunchKernel", 1, 1, correlation=1),
+    _timed("kernel", "void gemm<float>(float)", 3, 2.125, **_ARGS),
+    _timed("cuda_runtime", "cudaStreamBeginCapture", 10, 1, correlation=2),
+    _timed("cpu_op", "aten::mm", 12, 5.5, **_PRODUCT),
+    _timed("cuda_driver", "cuLaunchKernelEx", 13, 1, correlation=3),
+    _timed("cuda_runtime", "cudaStreamEndCapture", 20, 1, correlation=4),
+    _timed("user_annotation", "ProfilerStep#3", 21, 5),
+    _timed("cuda_runtime", "cudaGraphLaunch", 22, 1, correlation=5),
+    _timed("kernel", "void gemm<float>(float)", 25, 2.25, **{**_ARGS, "correlation": 5}),
+    _timed("gpu_memcpy", "Memcpy HtoD", 30, 2, **{**_ARGS, "correlation": 9}),
+]
+
+
+def _gpu_traces() -> Iterator[bytes]:
+    header = {"deviceProperties": [{"name": "GPU"}], "cuda_runtime_version": 13000}
+    yield json.dumps({**header, "traceEvents": _ON_A_GPU}, indent=1).encode()
+
+
+def _gpu_trace(data: bytes, folder: Path) -> None:
+    trace, database = folder / "trace.json", folder / "database"
+    trace.write_bytes(data)
+    database.mkdir()
+    words = ("ingest", "--profiling-path", trace, "--device", "GPU", "--database-path", database)
+    status, _, errors = command(*words)
+    expect(status == 0 or str(trace) in errors or "nothing was ingested" in errors, f"{status}, {errors}")
+    tables = tables_of(database)
+    command(*words)
+    expect(tables_of(database) == tables, "the same trace again changed a table")
+
+
 _ROWS = re.compile(r"^rows +([\d,]+)", re.MULTILINE)
 
 
@@ -305,6 +346,7 @@ _OF_RECORDS = (
     b"[1, 2]",
 )
 _OF_TRACES = (b'"ph": "X"', b'"dur"', b'"args"', b'"traceEvents"', b'"Input Dims"', b'"more_args"', b'"a\\rb": 1,')
+_OF_GPU_TRACES = (b'"kernel"', b'"Input Dims"', b'"correlation"', b'"deviceProperties"', b"1e999", b"-1", b"9" * 20)
 _OF_TIMES = (
     b"Block Dim",
     b"AI_CPU",
@@ -322,6 +364,7 @@ COMMANDS = (
     Target("capture", "every row accounted for, others' cells kept, again no change", _captures, _ingest, _OF_CAPTURES),
     Target("ingest-samples", "added to, or named with nothing changed", _samples, _beside_samples, _OF_SAMPLES),
     Target("attention-records", "others' columns kept, again no change", packed(_records), _fill, _OF_RECORDS),
+    Target("gpu-trace", "ingested, or named; again no change", _gpu_traces, _gpu_trace, _OF_GPU_TRACES),
     Target("trace", "rows of the header's columns, no file left", packed(_traces), _trace, _OF_TRACES),
     Target("write-back", "journal to CSV: twice the same, others' rows kept", journals, _write_back, OF_JOURNALS),
     Target("checks", "every check looks at a table with any cells", _checked_tables, _checks, _OF_CHECKS),

@@ -133,7 +133,8 @@ def test_rows_that_are_not_measured(tmp_path, monkeypatch):
     assert {"Add", "invalid"} <= set(re.findall(r"\w+", verdict.detail))
     assert "--report" in verdict.remedy
     verdict = stages.replay(Target("no_such_device", "cpu", files=tmp_path / "other"))
-    assert (verdict.state, verdict.detail) == (State.FAIL, "no row ran: exit code 4")
+    assert verdict.state is State.FAIL
+    assert "exit code 4" in verdict.detail
 
 
 @pytest.fixture
@@ -226,38 +227,38 @@ def tool(folder, name, script):
     return path
 
 
-def says(probe, state, words):
+def says(probe, state, *words):
     verdict = probe(Target(kind="npu"))
     assert verdict.state is state, verdict
-    assert words in f"{verdict.detail} -> {verdict.remedy}"
+    assert all(word in f"{verdict.detail} {verdict.remedy}" for word in words), verdict
 
 
 def test_the_driver(machine_of, monkeypatch):
     says(stages.npu_driver, State.FAIL, "davinci0")
     for name in ("davinci10", "davinci2", "davinci_manager", "hisi_hdc"):
         (machine_of / "dev" / name).touch()
-    says(stages.npu_driver, State.FAIL, f"--device {machine_of / 'dev' / 'devmm_svm'}")
+    says(stages.npu_driver, State.FAIL, str(machine_of / "dev" / "devmm_svm"))
     (machine_of / "dev" / "devmm_svm").touch()
-    says(stages.npu_driver, State.PASS, "davinci2, davinci10; npu-smi: npu-smi is not on PATH")
+    says(stages.npu_driver, State.PASS, "davinci2", "davinci10", "PATH")
     tool(machine_of, "npu-smi", "echo 'dcmi module initialize failed. ret is -8005'; exit 3")
     monkeypatch.setattr(stages, "list_chips", tuple)
-    says(stages.npu_driver, State.PASS, "exit code 3: dcmi module initialize failed")
+    says(stages.npu_driver, State.PASS, "exit code 3", "-8005")
     monkeypatch.setattr(os, "access", lambda path, _: Path(path).name != "davinci2")
-    says(stages.npu_driver, State.FAIL, "davinci2 cannot be read and written")
+    says(stages.npu_driver, State.FAIL, "davinci2")
 
 
 def test_cann(machine_of, monkeypatch):
-    says(stages.cann, State.FAIL, "no CANN toolkit below")
+    says(stages.cann, State.FAIL, str(machine_of / "Ascend"))
     monkeypatch.setattr(stages, "cann_version", lambda: "8.5.0")
     home = machine_of / "Ascend" / "ascend-toolkit"
-    says(stages.cann, State.FAIL, f"ASCEND_HOME_PATH and ASCEND_TOOLKIT_HOME are empty -> source {home}")
+    says(stages.cann, State.FAIL, "ASCEND_HOME_PATH", f"source {home}")
     monkeypatch.setenv("ASCEND_HOME_PATH", str(home))
-    says(stages.cann, State.FAIL, f"ASCEND_HOME_PATH={home} is no folder")
+    says(stages.cann, State.FAIL, f"ASCEND_HOME_PATH={home}")
     home.mkdir()
     (home / "set_env.sh").touch()
-    says(stages.cann, State.FAIL, f"LD_LIBRARY_PATH has no folder of it -> source {home / 'set_env.sh'}")
+    says(stages.cann, State.FAIL, "LD_LIBRARY_PATH", f"source {home / 'set_env.sh'}")
     monkeypatch.setenv("LD_LIBRARY_PATH", f"/usr/lib:{home / 'lib64'}")
-    says(stages.cann, State.PASS, f"8.5.0, {home}")
+    says(stages.cann, State.PASS, "8.5.0", str(home))
 
 
 @pytest.fixture
