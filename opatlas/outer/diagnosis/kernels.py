@@ -268,7 +268,8 @@ def _launch_frame(read: Launches, problems: list[str]) -> pd.DataFrame:
         ]
     )
     for _, own in frame.astype({QUEUED_US: np.float64}).groupby(DEVICE_ID) if len(frame) else ():
-        times = Timeline(*(own[name].to_numpy() for name in (LINE, DURATION)), queued_us=own[QUEUED_US].to_numpy())
+        start_ns, duration_us, queued_us = (own[name].to_numpy() for name in (LINE, DURATION, QUEUED_US))
+        times = Timeline(start_ns, duration_us, queued_us=queued_us)
         if times.launch_bound is not None:
             frame.loc[own.index, WAIT] = np.where(times.launch_bound, times.idle_us, 0.0)
     return frame
