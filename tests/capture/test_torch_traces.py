@@ -37,6 +37,11 @@ def fixture(name, what):
     return TRACES / f"{name}-{what}.pt.trace.json.gz"
 
 
+@pytest.fixture(autouse=True)
+def no_captures_of_other_tests():
+    torch_launches._captures_in.cache_clear()
+
+
 @pytest.fixture
 def toy_table(monkeypatch):
     """A table of operators that makes a row of any call of LEAVES and attention."""
