@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
-import numpy as np
 
 from opatlas.capture.ascend_database import columns_of, opened
 from opatlas.capture.launches import CapturedLaunches, SkipReason
-from opatlas.capture.single_launches import Launch, Launches
-from opatlas.capture.torch_launches import COMMUNICATION, OF_NCCL, device_times
+from opatlas.capture.single_launches import Launch, Launches, device_times
+from opatlas.capture.torch_launches import COMMUNICATION, OF_NCCL
 from opatlas.errors import TableError
 from opatlas.row.columns import ACCELERATOR_CORE, INPUT_SHAPES
 from opatlas.row.location import slug
@@ -97,9 +96,8 @@ def read_nsys(path: Path, root: Path, on_bytes: Callable[[int], None]) -> Captur
         elif launch.name.startswith("Memcpy"):
             reason = SkipReason.MEMORY_COPY
         launches.counts.add(reason, f"{launch.kernel_type} {launch.dimensions}".rstrip(), 1, launch.duration_us)
-    times = ([int(each.device) for each in read.launches], [each.start_ns for each in read.launches])
-    durations = [round(each.duration_us * 1e3) for each in read.launches]
-    launches.counts.devices += device_times(path.name, None, *map(np.array, (*times, durations)))
+    events = ((int(each.device), each.start_ns, each.duration_us * 1e3) for each in read.launches)
+    launches.counts.devices += device_times(path.name, None, *zip(*events, strict=True))
     on_bytes(path.stat().st_size)
     return launches
 

@@ -108,7 +108,7 @@ def _nanoseconds(microseconds: Decimal) -> int:
 
 
 def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+    return tuple(map(_tuples, value)) if isinstance(value, (list, dict)) else value
 
 
 def _number(numbers: dict[str, int], name: str, names: list[str]) -> int:

@@ -115,7 +115,12 @@ def gap_table(gaps: Sequence[Gap], most: int) -> Table:
     rows = [
         (
             *(gap.ratio, gap.kernel_type, gap.cells[col.INPUT_SHAPES]),
-            *(gap.microbench_us, gap.cells[col.QUALITY], gap.profiling_us, gap.cells[col.PROFILING_POPULATIONS]),
+            *(
+                gap.microbench_us,
+                gap.cells.get(col.QUALITY),
+                gap.profiling_us,
+                gap.cells.get(col.PROFILING_POPULATIONS),
+            ),
         )
         for gap in outside[:most]
     ]

@@ -184,7 +184,7 @@ def test_collectives_and_models(visit: Callable[..., Visit]) -> None:
     page.wait_for_selector(".plot[data-drawn='10']")
     page = visited.show("#/models")
     page.wait_for_selector(".plot[data-drawn]")
-    assert page.locator("main h2").inner_text().startswith("Qwen/Qwen3-32B, ")
+    assert page.locator("main h2").inner_text().startswith("Qwen/Qwen3-32B,")
     assert "MatMulV2" in page.locator("main table").inner_text()
 
 
