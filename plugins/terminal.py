@@ -243,9 +243,14 @@ def _samples(session: Session) -> dict[str, object]:
     found: dict[str, object] = {
         "summaries": len(profile.files),
         "launches": (account.ingested, f"of {sum(map(len, profile.cases.values())):,} signatures"),
-        **{f"left out: {reason.value}": count for reason, count in account.left_out.most_common() if count},
+        **{
+            f"left out: {reason.value}": (
+                count,
+                _first([str(each) for of, each in account.time_left_out if of is reason and each.kernel_type]),
+            )
+            for reason, count in account.left_out.most_common()
+        },
         "first invalid duration": ", ".join(place for _, place in account.without_duration[:1]) or None,
-        "without shapes": _first(list(map(str, account.without_shapes))) or None,
         "copies of a summary": _first(list(map(str, profile.same_bytes))) or None,
         "warm-up and set-up launches": "count as samples, since they look like others",
     }

@@ -23,7 +23,7 @@ from opatlas.capture.nsys import nsys_launches, read_nsys
 from opatlas.capture.single_launches import Launches, read_launches
 from opatlas.capture.torch_launches import read_torch_trace, torch_launches
 from opatlas.data.header import expect_columns, read_header
-from opatlas.data.ingests import IngestManifest
+from opatlas.data.manifest import IngestManifest
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.files import files_below
 

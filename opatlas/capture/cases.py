@@ -8,7 +8,7 @@ cells of its first launch.
 Ingests count in the order in which they began. An ingest with `--replace` hides earlier ingests for its signatures.
 The statistics of several ingests equal the statistics of one capture with all launches.
 
-The samples of an ingest are `runs/ingest-{time}-{hex}.jsonl.gz` (opatlas/data/ingests.py has the manifest).
+The samples of an ingest are `runs/ingest-{time}-{hex}.jsonl.gz` (opatlas/data/manifest.py has the manifest).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from opatlas.capture.capture_discovery import kind_of_capture
 from opatlas.capture.launches import CaptureReader, CasePart, LaunchCounts
 from opatlas.capture.torch_launches import read_torch_trace
 from opatlas.data.csv_files import write_atomically
-from opatlas.data.ingests import Ingest, IngestManifest
 from opatlas.data.log import read_lines
+from opatlas.data.manifest import Ingest, IngestManifest
 from opatlas.errors import TableError
 from opatlas.files import size_mb
 from opatlas.progress import progress

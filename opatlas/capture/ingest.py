@@ -26,9 +26,8 @@ from opatlas.capture.capture_discovery import CaptureInput, check_unchanged, dis
 from opatlas.capture.cases import Aggregate, CaseKey, SampleLine, case_keys, pool_cases, write_samples
 from opatlas.capture.launches import LaunchCounts
 from opatlas.data.database import Database
-from opatlas.data.ingests import (
+from opatlas.data.manifest import (
     CaptureFile,
-    CaptureVersions,
     Ingest,
     IngestManifest,
     SignatureCounts,
@@ -47,7 +46,7 @@ from opatlas.row.columns import (
     PROFILING_AVERAGE,
     RUNTIME_IN_SIGNATURE,
 )
-from opatlas.row.versions import kind_of
+from opatlas.row.versions import Versions, kind_of
 from opatlas.text import pluralize, printable
 
 
@@ -68,7 +67,7 @@ class IngestRequest:
     replace: bool = False
     mixed: bool = False
     device: str | None = None
-    versions: CaptureVersions = field(default_factory=CaptureVersions)
+    versions: Versions = field(default_factory=Versions)
     options: Mapping[str, Any] = field(default_factory=dict)
     shapes_from: Path | None = None
 

@@ -89,9 +89,6 @@ class DeviceTime:
     idle_us: float
 
 
-_SHAPELESS = (SkipReason.NO_INPUT_SHAPES, SkipReason.NO_KERNEL_TYPE)
-
-
 @dataclass
 class LaunchCounts:
     """The launches of captures by their outcome.
@@ -153,15 +150,6 @@ class LaunchCounts:
             for ns in (self.time_ns[reason, name],)
         ]
         return sorted(found, key=lambda each: -each[1].time_us)
-
-    @property
-    def without_shapes(self) -> list[TimeShare]:
-        """The kernel types of launches that are left out without shapes or type, the longest device time first."""
-        counts, times_us = Counter[str](), dict[str, float]()
-        for reason, name in (each for each in self.launches if each[0] in _SHAPELESS):
-            counts[name] += self.launches[reason, name]
-            times_us[name] = times_us.get(name, 0.0) + self.time_ns[reason, name] / 1e3
-        return time_shares(counts, times_us, self.ingested_us + sum(times_us.values()))
 
 
 @dataclass(frozen=True)

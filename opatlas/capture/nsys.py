@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
-import numpy as np
 
 from opatlas.capture.ascend_database import columns_of, opened
 from opatlas.capture.launches import CapturedLaunches, SkipReason
-from opatlas.capture.single_launches import Launch, Launches
-from opatlas.capture.torch_launches import COMMUNICATION, OF_NCCL, device_times
+from opatlas.capture.single_launches import Launch, Launches, device_times
+from opatlas.capture.torch_launches import COMMUNICATION, OF_NCCL
 from opatlas.errors import TableError
 from opatlas.row.columns import ACCELERATOR_CORE, INPUT_SHAPES
 from opatlas.row.location import slug
@@ -69,7 +68,7 @@ def nsys_launches(path: Path) -> Launches:
                 Launch(
                     device=str(device),
                     start_ns=start,
-                    duration_us=(end - start) / 1e3,
+                    duration_us=max(end - start, 0) / 1e3,
                     kernel_type=operator or kernel_name(kernel),
                     cells={INPUT_SHAPES: sizes, ACCELERATOR_CORE: COMMUNICATION if OF_NCCL.match(kernel) else ""},
                     counters={},
@@ -97,9 +96,8 @@ def read_nsys(path: Path, root: Path, on_bytes: Callable[[int], None]) -> Captur
         elif launch.name.startswith("Memcpy"):
             reason = SkipReason.MEMORY_COPY
         launches.counts.add(reason, f"{launch.kernel_type} {launch.dimensions}".rstrip(), 1, launch.duration_us)
-    times = ([int(each.device) for each in read.launches], [each.start_ns for each in read.launches])
-    durations = [round(each.duration_us * 1e3) for each in read.launches]
-    launches.counts.devices += device_times(path.name, None, *map(np.array, (*times, durations)))
+    events = ((int(each.device), each.start_ns, each.duration_us * 1e3) for each in read.launches)
+    launches.counts.devices += device_times(path.name, None, *zip(*events, strict=True))
     on_bytes(path.stat().st_size)
     return launches
 
@@ -113,7 +111,7 @@ def _query(database: sqlite3.Connection, table: str, name: str) -> str:
     cells = [each if each in columns else "0" for each in ("deviceId", "streamId", "correlationId", "globalPid")]
     times = 'CAST(IFNULL(start, 0) AS INTEGER), CAST(IFNULL("end", 0) AS INTEGER)'
     kind = f"'{name}'" if name else "NULL"
-    integers = ", ".join(f"CAST({cell} AS INTEGER)" for cell in cells)
+    integers = ", ".join(f"CAST(IFNULL({cell}, 0) AS INTEGER)" for cell in cells)
     return f"SELECT {times}, {integers}, {named}, {kind} FROM CUPTI_ACTIVITY_KIND_{table}"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from opatlas.capture.capture_reader import (
     read_capture_header,
     read_chunks,
 )
+from opatlas.capture.launches import DeviceTime
 from opatlas.errors import TableError
 from opatlas.row.columns import BASE, INPUT_SHAPES
 from opatlas.row.quality import LONGEST_US
@@ -173,7 +174,11 @@ class Timeline:
     """
 
     def __init__(
-        self, start_ns: np.ndarray, duration_us: np.ndarray, wait_us: np.ndarray, queued_us: np.ndarray
+        self,
+        start_ns: np.ndarray,
+        duration_us: np.ndarray,
+        wait_us: np.ndarray | float = math.nan,
+        queued_us: np.ndarray | float = math.nan,
     ) -> None:
         """
         Args:
@@ -183,6 +188,7 @@ class Timeline:
         """
         start, end = start_ns, start_ns + np.round(duration_us * 1000).astype(np.int64)
         latest = np.concatenate((start[:1], np.maximum.accumulate(end)[:-1]))
+        wait_us = np.broadcast_to(wait_us, start.shape)
         self.start_ns, self.end_ns, self.duration_us = start, end, duration_us
         self.busy_us: np.ndarray = np.maximum(end - np.maximum(start, latest), 0) / 1000
         self.idle_us: np.ndarray = np.maximum(start - latest, 0) / 1000
@@ -196,6 +202,19 @@ class Timeline:
     def is_excerpt(self) -> bool:
         """Whether rows between these rows are missing."""
         return self.wait_mismatches > _EXCERPT * self.wait_pairs
+
+
+def device_times(
+    file: str, rank: int | None, devices: Sequence[int], starts_ns: Sequence[int], durations_ns: Sequence[int]
+) -> Iterator[DeviceTime]:
+    """Yields the busy and idle time of each device, from the number of the device and the times of each event."""
+    every, starts, durations_us = np.array(devices), np.array(starts_ns), np.array(durations_ns) / 1e3
+    for device in np.unique(every).tolist():
+        own = np.flatnonzero(every == device)
+        own = own[np.argsort(starts[own], kind="stable")]
+        times = Timeline(starts[own], durations_us[own])
+        busy_us, idle_us = (round(float(each.sum()), 3) for each in (times.busy_us, times.idle_us))
+        yield DeviceTime(file, device, rank, len(own), round(busy_us + idle_us, 3), busy_us, idle_us)
 
 
 def numbered_steps(labels: Sequence[str]) -> np.ndarray:
@@ -221,8 +240,9 @@ class LaunchTimeline(Timeline):
     def __init__(self, path: Path, launches: Sequence[Launch], problems: Sequence[str] = ()) -> None:
         self.path, self.launches, self.problems = path, tuple(launches), tuple(problems)
         self.kernels = [(launch.kernel_type, launch.cells.get(INPUT_SHAPES, "")) for launch in launches]
-        start, *numbers = _times(launches)
-        super().__init__(start, *numbers)
+        start = np.array([launch.start_ns for launch in launches], dtype=np.int64)
+        rest = [(launch.duration_us, launch.wait_us, launch.queued_us) for launch in launches]
+        super().__init__(start, *np.array(rest, dtype=np.float64).reshape(-1, 3).T)
         self.streams = Counter(launch.stream for launch in launches)
         sums: defaultdict[str, float] = defaultdict(float)
         for launch in launches:
@@ -235,15 +255,3 @@ class LaunchTimeline(Timeline):
         overlaps[:-1] |= into_next
         on_other = np.array([launch.stream != self.main_stream for launch in launches], dtype=bool)
         self.beside_main = np.where([not launch.stream for launch in launches], overlaps, on_other)
-
-
-def timeline_of(launches: Sequence[Launch]) -> Timeline:
-    """Returns the timeline of launches that are ordered by start."""
-    return Timeline(*_times(launches))
-
-
-def _times(launches: Sequence[Launch]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    start = np.array([launch.start_ns for launch in launches], dtype=np.int64)
-    rest = [(launch.duration_us, launch.wait_us, launch.queued_us) for launch in launches]
-    duration, wait, queued = np.array(rest, dtype=np.float64).reshape(-1, 3).T
-    return start, duration, wait, queued

@@ -8,13 +8,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
 from opatlas.capture.cuda_graphs import Capture, captures_beside, captures_of, pair_graphs, steps_of
-from opatlas.capture.launches import CapturedLaunches, DeviceTime, SkipReason
-from opatlas.capture.single_launches import Launch, Launches
+from opatlas.capture.launches import CapturedLaunches, SkipReason
+from opatlas.capture.single_launches import Launch, Launches, device_times
 from opatlas.capture.torch_operators import CapturedRow, LeftOut, row_of
 from opatlas.capture.torch_trace import COLLECTIVE, CallKind, TorchTrace, read_trace
 from opatlas.data.cells import kernels_cell
@@ -66,7 +67,7 @@ class TraceOutcomes:
         """Yields the outcomes; each device event is in one of them."""
         trace = self.trace
         replayed = np.array(
-            [call >= 0 and trace.call_kind[call] == CallKind.GRAPH for call in trace.call_of.tolist()], dtype=bool
+            [call >= 0 and trace.call_kind[call] == CallKind.GRAPHLAUNCH for call in trace.call_of.tolist()], dtype=bool
         )
         eager = np.flatnonzero(~replayed)
         eager = eager[np.argsort(np.array(trace.start_ns)[eager], kind="stable")]
@@ -120,6 +121,13 @@ class TraceOutcomes:
         return (SkipReason.NO_OPERATOR, operator) if operator else (SkipReason.OUTSIDE_OPERATORS, kernel)
 
 
+@lru_cache(maxsize=16)
+def _captures_in(path: Path, changed_ns: int, *, steps: bool) -> list[Capture]:
+    """Returns the captures of a trace, else its steps if wanted. Cached, because all ranks have the same captures."""
+    trace = read_trace(path)
+    return captures_of(trace) or (steps_of(trace) if steps else [])
+
+
 def read_outcomes(
     path: Path, on_bytes: Callable[[int], None] = lambda size: None, shapes_from: Path | None = None
 ) -> TraceOutcomes:
@@ -134,10 +142,10 @@ def read_outcomes(
     """
     trace = read_trace(path, on_bytes)
     captures = captures_of(trace)
-    if CallKind.GRAPH in trace.call_kind:
+    if CallKind.GRAPHLAUNCH in trace.call_kind:
         for file in captures_beside(path) if shapes_from is None else [shapes_from]:
-            other = read_trace(file)
-            captures += captures_of(other) or (steps_of(other) if shapes_from else [])
+            changed_ns = file.stat().st_mtime_ns if file.exists() else 0
+            captures += _captures_in(file, changed_ns, steps=shapes_from is not None)
     if trace.name and not captures and not any(operator.dims for operator in trace.operators):
         raise TableError(path, "recorded without the shapes of operators", _SHAPES_REMEDY)
     return TraceOutcomes(trace, captures)
@@ -173,24 +181,8 @@ def read_torch_trace(
     if trace.header.baseTimeNanoseconds is None and not any(ns % 1000 for ns in trace.duration_ns):
         launches.report(0, "durations are whole microseconds", "Record it with torch 2.4 or later")
     rank = trace.header.ranks.rank if trace.header.ranks else None
-    times = map(np.array, (trace.device, trace.start_ns, trace.duration_ns))
-    launches.counts.devices += device_times(path.name, rank, *times)
+    launches.counts.devices += device_times(path.name, rank, trace.device, trace.start_ns, trace.duration_ns)
     return launches
-
-
-def device_times(
-    file: str, rank: int | None, devices: np.ndarray, starts: np.ndarray, durations: np.ndarray
-) -> Iterator[DeviceTime]:
-    """Yields the busy and idle time of each device; `starts` and `durations` are in nanoseconds."""
-    ends = starts + durations
-    for device in np.unique(devices).tolist():
-        of_device = np.flatnonzero(devices == device)
-        of_device = of_device[np.argsort(starts[of_device], kind="stable")]
-        reached = np.maximum.accumulate(ends[of_device])
-        span_ns = int(reached[-1] - starts[of_device[0]])
-        idle_ns = int(np.maximum(starts[of_device[1:]] - reached[:-1], 0).sum())
-        times_us = span_ns / 1e3, (span_ns - idle_ns) / 1e3, idle_ns / 1e3
-        yield DeviceTime(file, device, rank, len(of_device), *times_us)
 
 
 def torch_launches(path: Path) -> Launches:
@@ -205,6 +197,7 @@ def torch_launches(path: Path) -> Launches:
             kernel_type, cells = row.kernel_type, dict(row.cells)
         elif row.reason is SkipReason.COLLECTIVE:
             cells = {ACCELERATOR_CORE: COMMUNICATION}
+        call_us = sum(trace.duration_ns[event] for event in outcome.events) / 1e3
         for event in outcome.events:
             call = int(trace.call_of[event])
             found.append(
@@ -219,7 +212,7 @@ def torch_launches(path: Path) -> Launches:
                     step=trace.step_of(trace.call_ns[call]) if call >= 0 else "",
                     stream=str(trace.stream[event]),
                     launched_ns=trace.call_ns[call] if call >= 0 else None,
-                    call_us=sum(trace.duration_ns[each] for each in outcome.events) / 1e3,
+                    call_us=call_us,
                 )
             )
     found.sort(key=lambda launch: launch.start_ns)

@@ -89,11 +89,15 @@ def _scaled_product(first: int, dtype: int) -> RowMaker:
 
 
 def _grouped_product(call: OperatorCall) -> CapturedRow:
-    """`_grouped_mm`: A (M, K), B (E, K, N), the end of each group. How many rows a group has is not told."""
+    """`_grouped_mm`: A (M, K), B (E, K, N), the end of each group. How many rows a group has is not told.
+
+    A weight that is stored as (E, N, K) is written as steps of models have it, and told.
+    """
     a, b, ends = (call.tensor(at) for at in range(3))
     call.expect(len(a.shape) == 2 and len(b.shape) == 3, "groups of columns")
-    call.tell("groups of equal size")
-    slots = [a, _weight(call, a, b, by_columns=False), *[None] * 5, numbers(ends.shape[0]), None]
+    call.tell("the sizes of groups")
+    call.tell("weights of experts in the other order", _weight(call, a, b, by_columns=False).shape != b.shape)
+    slots = [a, b.like(*b.shape), *[None] * 5, numbers(ends.shape[0]), None]
     return call.row("GroupedMatmul", slots, [a.like(a.shape[0], b.shape[2])])
 
 
@@ -405,7 +409,7 @@ def row_of(operator: Operator, kernels: Sequence[str]) -> CapturedRow | LeftOut:
         return maker(OperatorCall(operator, kernels))
     except NoRow as no_row:
         return LeftOut(SkipReason.UNKNOWN_LAYOUT, str(no_row))
-    except (IndexError, KeyError, TypeError, ValueError, ZeroDivisionError):
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError, ZeroDivisionError):
         return LeftOut(SkipReason.UNKNOWN_LAYOUT, "arguments as no known version of the operator has them")
 
 

@@ -20,7 +20,6 @@ from opatlas.capture.ingest import IngestRequest, IngestResult, ingest_captures
 from opatlas.capture.torch_trace import captured_gpu
 from opatlas.cli.app import held
 from opatlas.data.database import Database
-from opatlas.data.ingests import CaptureVersions
 from opatlas.errors import OpAtlasError, UsageError, usage_errors
 from opatlas.files import expect_folder, size_mb
 from opatlas.formats import microseconds, percent
@@ -112,7 +111,7 @@ def ingest(
     database = Database(database_path)
     done = _Done({"database": database_path})
     if profiling_path is not None:
-        software = CaptureVersions(given.vllm, given.torch, given.cann, given.cuda if traces else None)
+        software = dataclasses.replace(given, nccl=None, cuda=given.cuda if traces else None)
         request = IngestRequest(profiling_path, replace, mixed, device, software, manifest_options, shapes_from)
         _ingest(database, found, request, done)
     if attention_records or lengths:
@@ -155,6 +154,7 @@ def _capture_parts(done: IngestResult, not_read: Sequence[tuple[str, Sequence[Pa
             *((path, "same bytes as another capture") for path in done.same_bytes),
         ],
     )
+    device_us = account.time_ns.total() / 1e3
     if done.files:
         signatures = outcome.new + outcome.updated + outcome.unchanged
         fates = f"{outcome.new:,} new, {outcome.updated:,} updated, {outcome.unchanged:,} unchanged"
@@ -162,6 +162,9 @@ def _capture_parts(done: IngestResult, not_read: Sequence[tuple[str, Sequence[Pa
             {
                 "captures": len(done.files),
                 "rows": (account.rows, f"{account.ingested:,} ingested, {account.left_out.total():,} left out"),
+                "device time(us)": (device_us, f"{percent(account.ingested_us / device_us)} ingested")
+                if device_us
+                else None,
                 "kernel types": len(outcome.kernel_types),
                 "signatures": (signatures, fates),
                 "attention captures": (len(done.attention), "lengths unknown: --attention-records or --attention")
@@ -169,38 +172,22 @@ def _capture_parts(done: IngestResult, not_read: Sequence[tuple[str, Sequence[Pa
                 else None,
             }
         )
+    us = [Column(f"{what}(us)", microseconds) for what in ("span", "busy", "idle", "median", "median")]
+    yield from _table(("trace", "device", "rank", "events", *us[:3]), [astuple(each) for each in account.devices])
     first = dict(reversed(account.without_duration))
-    left_out = [(reason.value, count, first.get(reason)) for reason, count in account.left_out.most_common()]
-    yield from _table(("left out", "rows", "first"), left_out)
-    device_us = account.time_ns.total() / 1e3
-    if account.devices:
-        share = account.ingested_us / device_us if device_us else 0.0
-        yield Fields({"device time(us)": device_us, "in rows": percent(share)})
-        span, busy, idle = (Column(f"{what}(us)", microseconds) for what in ("span", "busy", "idle"))
-        yield from _table(
-            ("trace", "rank", "device", "events", span, busy, idle),
-            [
-                (each.file, each.rank, each.device, each.events, each.span_us, each.busy_us, each.idle_us)
-                for each in account.devices
-            ],
-        )
-        yield from _table(
-            ("left out", "operator or kernel", "calls", _SHARE),
-            [
-                (reason.value, shortened(each.kernel_type, _LONGEST_NAME), each.count, each.share)
-                for reason, each in account.time_left_out
-            ],
-        )
-        differing = [(what, ns / 1e3 / device_us) for what, ns in account.differing_ns.most_common() if ns]
-        yield from _table(("in rows that do not say", _SHARE), differing)
-        return
-    shares = [(each.kernel_type, each.count, each.share) for each in account.without_shapes]
-    yield from _table(("without shapes", "launches", _SHARE), shares)
+    yield from _table(
+        ("left out", "kernel type or operator", "launches", _SHARE, "first"),
+        [
+            (reason.value, shortened(each.kernel_type, _LONGEST_NAME), each.count, each.share, first.get(reason))
+            for reason, each in account.time_left_out
+        ],
+    )
+    differing = [(what, ns / 1e3 / device_us) for what, ns in account.differing_ns.most_common() if ns]
+    yield from _table(("in rows that do not say", _SHARE), differing)
     yield from _table(("unknown dtype, kept", "rows"), account.unknown_dtypes.most_common())
     widest = sorted(outcome.mixed, key=lambda row: row.modes.low_us - row.modes.high_us)
-    us = Column("median(us)", microseconds)
     yield from _table(
-        ("two populations", "shapes", "launches", us, "launches", us),
+        ("two populations", "shapes", "launches", us[3], "launches", us[4]),
         [(row.kernel_type, row.shapes, *astuple(row.modes)) for row in widest],
     )
 
@@ -247,9 +234,6 @@ def _captures_json(done: IngestResult) -> dict[str, object]:
         "rows": account.rows,
         "ingested": account.ingested,
         "left_out": {reason.value: count for reason, count in account.left_out.items()},
-        "without_shapes": {
-            each.kernel_type: {"launches": each.count, "duration_us": each.time_us} for each in account.without_shapes
-        },
         "ingested_us": account.ingested_us,
         "left_out_us": [
             {"reason": reason.value, "name": each.kernel_type, "calls": each.count, "duration_us": each.time_us}
@@ -278,30 +262,20 @@ def _fill(
     with held(database, "ingest --attention-records") as problems:
         with progress("read, MB", total_mb) as advance:
             outcome = fill_rows(database, files, _MOST_ROWS, advance, lengths)
-        unmatched = outcome.table()
         try:
-            report = database.write_report("fill_runtime", ("What", "Count", "Place", "Key"), unmatched)
+            report = database.write_report("fill_runtime", ("What", "Count", "Place", "Key"), outcome.unmatched)
         except OpAtlasError as error:
             problems.append(str(error))
     problems += outcome.problems
-    counts = {
-        "records": outcome.records,
-        "malformed_lines": outcome.malformed_lines,
-        "unmatched": sum(count for _, count, _ in outcome.unmatched),
-        "rows": outcome.rows,
-        "filled": outcome.filled,
-        "added": outcome.added,
-        "unchanged": outcome.unchanged,
-        "without_record": len(outcome.unfilled),
-        "left_out": outcome.left_out,
-        "pruned": outcome.pruned,
-    }
+    counts = {name: count for name, count in vars(outcome).items() if isinstance(count, int)}
+    tables = list[Table]()
+    for what, name in (("record", "unmatched"), ("row", "without_record")):
+        rows = [(place, count, key) for kind, count, place, key in outcome.unmatched if kind == what]
+        counts[name] = sum(count for _, count, _ in rows)
+        tables += _table((f"unmatched {what}", "count", "key"), rows)
     into.json["attention_records"] = {**counts, "problems": problems}
     into.parts.append(Fields({name.replace("_", " "): count for name, count in counts.items()}))
-    into.parts.append(Fields({"database": str(database.path), "unmatched": report and str(report)}))
-    for what in ("record", "row"):
-        rows = [(place, count, key) for kind, count, place, key in unmatched if kind == what]
-        into.parts += _table((f"unmatched {what}", "count", "key"), rows)
+    into.parts += [Fields({"database": str(database.path), "unmatched": report and str(report)}), *tables]
     into.problems += problems
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain, product
@@ -39,7 +40,8 @@ from opatlas.theory.sources import resolve_model
 
 #: What a table says of a part, by `PartCost.composed`.
 _COMPOSED = {True: "composition", None: "may be composition", False: ""}
-
+#: How many served points a table shows.
+_POINTS_SHOWN = 8
 #: The properties of `ModelCost` that JSON has.
 _OF_SUM = (
     *("model", "database", "stack", "dtype", "layers", "differs"),
@@ -113,7 +115,7 @@ def model(
         opened = open_database(place)
         with progress(f"{against.name}, calls", None) as advance:
             served = served_costs(opened, against, model.model, implementation, lambda _: advance(1))
-        return Result([*_served_parts(*served)])
+        return Result([*_served_parts(*served)], json=_served_json(*served))
     lengths = [(0, 0, words) for words in sequences]
     if batch or context or not sequences:
         lengths += product(batch or (model.batch,), context or (model.context,), ("" if batch else model.sequences,))
@@ -297,8 +299,15 @@ def _sweep_parts(name: str, found: Sequence[SweptStep]) -> Iterator[Part]:
     )
 
 
+def _served_json(found: Sequence[ComparedPoint], left: Sequence[tuple[ServedPoint, str]]) -> dict[str, object]:
+    return {
+        "points": [msgspec.structs.asdict(each.point) | each.figures for each in found],
+        "left_out": [msgspec.structs.asdict(point) | {"why": why} for point, why in left],
+    }
+
+
 def _served_parts(found: Sequence[ComparedPoint], left: Sequence[tuple[ServedPoint, str]]) -> Iterator[Part]:
-    """Yields the errors of predictions of served times: by model and engine, of each point, and points left out."""
+    """Yields the errors of predictions of served times: by model and engine, the worst points, and those left out."""
     counted = sorted(found, key=lambda each: -abs(each.error))
     groups: dict[tuple[str, str], list[ComparedPoint]] = {}
     for each in counted:
@@ -310,33 +319,40 @@ def _served_parts(found: Sequence[ComparedPoint], left: Sequence[tuple[ServedPoi
         # The worst point is the first.
         sizes = [abs(each.error) for each in group]
         middle, added = (median(getattr(each, name) for each in group) for name in ("error", "added_us"))
-        covered = sum(each.covered for each in group)
-        summary.append((*names, len(group), middle, median(sizes), sizes[len(sizes) // 10], covered, added))
-    of_points = ("points", error, Column("|error|", percent), Column("p90", percent), "in the interval")
-    yield Table(
-        ("model", "engine", *of_points, Column("server adds(us a layer)", number)),
-        summary,
-        title="predicted against served, medians",
-    )
+        covered, lacks = sum(each.covered for each in group), median(each.cost.missing_calls_share for each in group)
+        counts = (covered, lacks or None, added)
+        summary.append((*names, len(group), middle, median(sizes), sizes[len(sizes) // 10], *counts))
+    missing = Column("missing calls", percent)
+    of_points = ("points", error, Column("|error|", percent), Column("p90", percent), "in the interval", missing)
+    if found:
+        yield Table(
+            ("model", "engine", *of_points, Column("server adds(us a layer)", number)),
+            summary,
+            title="predicted against served, medians",
+        )
     rows = list[Sequence[Any]]()
-    for each in counted:
+    for each in counted[:_POINTS_SHOWN]:
         cost, step = each.cost, each.cost.step
         asked = (each.point.model, each.point.engine, step.tp, step.ep, step.replicas, step.batch, step.context)
         us = (each.point.tpot_ms * 1000, each.told.us, *each.told.interval_us)
-        rows.append((*asked, *(time / 1000 for time in us), each.error, each.covered, cost.missing_calls_share or None))
+        rows.append((*asked, *(time / 1000 for time in us), each.error, cost.missing_calls_share or None))
     ms = [Column(f"{name}(ms)", number) for name in ("served", "predicted", "low", "high")]
     sizes_of_step = ("model", "engine", "tp", "ep", "dp", "batch", "context")
-    yield Table(
-        (*sizes_of_step, *ms, error, "in the interval", Column("missing calls", percent)),
-        rows,
-        title="points, the worst first",
-    )
-    yield Fields({f"unlike {each.point.model}": "; ".join(each.cost.differs) for each in counted})
-    yield Table(
-        ("model", "engine", "tp", "concurrency", "why"),
-        [(point.model, point.engine, point.tp, point.concurrency, why) for point, why in left],
-        title=f"left out: {len(left)} of {len(left) + len(found)}",
-    )
+    if rows:
+        yield Table(
+            (*sizes_of_step, *ms, error, missing),
+            rows,
+            title="the worst points; --json has all",
+            left_out=len(counted) - len(rows),
+        )
+        yield Fields({f"unlike {each.point.model}": "; ".join(each.cost.differs) for each in counted})
+    if left:
+        reasons = Counter((point.model, point.engine, why) for point, why in left)
+        yield Table(
+            ("model", "engine", "points", "why"),
+            [(*names, count, why) for (*names, why), count in reasons.items()],
+            title=f"left out: {len(left)} of {len(left) + len(found)}",
+        )
 
 
 def _note(part: PartCost) -> str:

@@ -22,10 +22,9 @@ from opatlas.data.comparable import expect_comparable
 from opatlas.data.csv_files import positions_by_key, write_bytes
 from opatlas.data.database import Database
 from opatlas.data.fold import TableFold
-from opatlas.data.ingests import read_ingests
 from opatlas.data.journal import JournalContents
 from opatlas.data.log import COMBINE, ClocksAhead, Log
-from opatlas.data.manifest import LARGEST_BYTES, Manifest, is_ahead, read_manifests
+from opatlas.data.manifest import LARGEST_BYTES, Manifest, is_ahead, read_ingests, read_manifests
 from opatlas.data.op_mapping import WrittenMapping, write_default_mapping
 from opatlas.data.restore import cleared, edited_in
 from opatlas.errors import OpAtlasError, describe_error

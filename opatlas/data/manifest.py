@@ -1,21 +1,25 @@
 """The manifest of a run, `runs/{run_id}.json`: device, software, options and statuses; and the order of runs.
 
-The Run ID of a row leads to the manifest.
+The Run ID of a row leads to the manifest of a session, its Profiling Run ID to that of an ingest,
+`runs/ingest-{time}-{hex}.json`. The samples of an ingest beside it (`.jsonl.gz`, opatlas/capture/cases.py) begin with
+the manifest and are written first, so that an ingest that is killed between both files is still known.
 """
 
 from __future__ import annotations
 
 import calendar
+import gzip
 import hashlib
 import json
 import os
 import platform
 import re
+import secrets
 import time
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -24,21 +28,24 @@ from opatlas import formats
 from opatlas.data.csv_files import write_text
 from opatlas.data.database import Database
 from opatlas.errors import OpAtlasError
-from opatlas.files import read_safely
+from opatlas.files import BROKEN_GZIP, open_safely, read_safely
 from opatlas.row.location import public_version
-from opatlas.row.versions import Kind, kinds, package_version
+from opatlas.row.versions import Kind, Versions, kinds, package_version
 from opatlas.typed_json import DecodeError, decode
 
 _Facts = TypeVar("_Facts", bound="RunFacts")
 
 VERSION = 1
-#: Prefix of an ingest's files in `runs/` (opatlas/data/ingests.py).
-INGEST_PREFIX = "ingest-"
+#: The names of an ingest's files in `runs/`.
+INGEST_PREFIX, SAMPLES_SUFFIX = "ingest-", ".jsonl.gz"
 LARGEST_BYTES = 64 << 20
 #: Endings of files that affect measurements.
 _DECIDING = (".py", ".yaml", ".json")
 #: Packages whose version may affect a duration or its measurement.
 _PACKAGES = ("opatlas", "torch", "torch_npu", "vllm-ascend", "numpy", "pandas", "pytest", "hypothesis")
+_PACKAGES_OF_INGESTS = ("opatlas", "numpy", "pandas", "pyarrow")
+#: Least time between the starts of two ingests, so that their order is right even if the clock was set back.
+_STEP_S = 0.001
 
 
 #: Seconds since the epoch, before the year 10000.
@@ -70,20 +77,26 @@ class RunFacts:
 
     @classmethod
     def read(cls: type[_Facts], path: Path) -> _Facts:
-        """Reads a manifest. Missing fields are empty; unknown fields are ignored. The file name has the run id.
+        """Reads a manifest, or the one that a file of samples begins with; the file's name has the run id.
+
+        Missing fields are empty; unknown fields are ignored.
 
         Raises:
             OpAtlasError: the file cannot be read, or is not a manifest.
         """
         try:
-            return cls.decode(read_safely(path, LARGEST_BYTES), path)
-        except OSError as error:
-            raise OpAtlasError(f"{path}: cannot be read ({error.strerror}): check its permissions") from None
+            if not path.name.endswith(SAMPLES_SUFFIX):
+                return cls.decode(read_safely(path, LARGEST_BYTES), path)
+            with open_safely(path) as packed, gzip.open(packed) as file:
+                return cls.decode(file.readline(LARGEST_BYTES), path)
+        except (*BROKEN_GZIP, OSError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise OpAtlasError(f"{path}: cannot be read ({why}): check its permissions, or restore it") from None
 
     @classmethod
     def decode(cls: type[_Facts], text: bytes, path: Path) -> _Facts:
         """Decodes the manifest in the file at a path. Raises OpAtlasError."""
-        run_id = path.name.removesuffix(".json").removesuffix(".jsonl.gz")
+        run_id = path.name.removesuffix(".json").removesuffix(SAMPLES_SUFFIX)
         try:
             return msgspec.convert({**decode(text, dict[str, Any], str(path)), "run_id": run_id}, cls)
         except (DecodeError, msgspec.ValidationError) as error:
@@ -180,6 +193,157 @@ def this_machine(packages: Iterable[str] = _PACKAGES) -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": {name: version for name in packages if (version := package_version(name)) is not None},
     }
+
+
+@dataclass(frozen=True)
+class CaptureFile:
+    """A capture that was ingested.
+
+    Attributes:
+        path: the path as given or found; unprintable characters are escaped.
+        name: the last part of `path`.
+        sha256: digest of the bytes, in hexadecimal digits.
+        rows: all rows; `ingested` of them are in the database, the others `left_out`, by reason.
+        same_bytes: paths of further files with the same bytes, whose rows were not counted again.
+    """
+
+    path: str
+    name: str
+    size_bytes: int
+    sha256: str
+    rows: int
+    ingested: int
+    left_out: Mapping[str, int]
+    same_bytes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class SignatureCounts:
+    """The numbers of signatures with new, updated and unchanged rows."""
+
+    new: int = 0
+    updated: int = 0
+    unchanged: int = 0
+
+
+@dataclass(kw_only=True)
+class IngestManifest(RunFacts):
+    """The manifest of an ingest. Ingests count in the order of their starts; one is finished when every CSV has it.
+
+    Attributes:
+        kind: distinguishes the manifest of an ingest from the manifest of a session.
+        replace: whether the samples hide the samples of earlier ingests (`--replace`).
+        device, versions: device and software of the capture; None if unknown.
+        files: the captures.
+        kernel_types, signatures: numbers of kernel types and signatures.
+        added_to: earlier ingests whose samples count in the same rows.
+    """
+
+    kind: Literal["ingest"] = "ingest"
+    replace: bool
+    device: str | None
+    versions: Versions
+    files: tuple[CaptureFile, ...]
+    kernel_types: int = 0
+    signatures: SignatureCounts = field(default_factory=SignatureCounts)
+    added_to: tuple[str, ...] = ()
+
+
+def samples_path(database: Database, run_id: str) -> Path:
+    """Returns the path of an ingest's samples."""
+    return database.runs_dir / f"{run_id}{SAMPLES_SUFFIX}"
+
+
+def new_manifest(
+    earlier: Sequence[IngestManifest],
+    *,
+    replace: bool,
+    device: str | None,
+    versions: Versions,
+    files: Sequence[CaptureFile],
+    options: Mapping[str, Any],
+) -> IngestManifest:
+    """Returns the manifest of an ingest that begins now, after all earlier ingests of the database."""
+    started_at = max([time.time(), *(manifest.started_at + _STEP_S for manifest in earlier)])
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(started_at))
+    return IngestManifest(
+        run_id=f"{INGEST_PREFIX}{stamp}-{secrets.token_hex(3)}",
+        started_at=started_at,
+        replace=replace,
+        device=device,
+        versions=versions,
+        files=tuple(files),
+        options=options,
+        code=code_digest([Path(__file__).parents[1]]),
+        **this_machine(_PACKAGES_OF_INGESTS),
+    )
+
+
+def check_same_software(earlier: Sequence[IngestManifest], device: str | None, versions: Versions) -> None:
+    """Checks that device and versions of captures equal those of earlier captures, where both are known.
+
+    Raises:
+        OpAtlasError: they differ.
+    """
+    for name, fact in _known_facts(device, versions).items():
+        before = {
+            facts[name]: manifest.run_id
+            for manifest in earlier
+            if name in (facts := _known_facts(manifest.device, manifest.versions))
+        }
+        if before and fact not in before:
+            captured = ", ".join(f"{other} ({run_id})" for other, run_id in before.items())
+            raise OpAtlasError(
+                f"these captures are of {name} {fact}, earlier ones of {name} {captured}: "
+                f"name another --database-path for these, or add --mixed"
+            )
+
+
+def unknown_facts(earlier: IngestManifest, device: str | None, versions: Versions) -> str:
+    """Returns the given device and versions that an earlier ingest does not name: "device Ascend910B3"; or ""."""
+    known = _known_facts(earlier.device, earlier.versions)
+    given = _known_facts(device, versions)
+    return ", ".join(f"{name} {fact}" for name, fact in given.items() if name not in known)
+
+
+def _known_facts(device: str | None, versions: Versions) -> dict[str, str]:
+    software = {"vllm-ascend": versions.vllm, "torch": versions.torch, "CANN": versions.cann, "CUDA": versions.cuda}
+    facts = {"device": device, **software}
+    return {name: public_version(fact) for name, fact in facts.items() if fact}
+
+
+@dataclass(frozen=True)
+class Ingest:
+    """An ingest of a database; `samples` is None if the file of its samples is missing."""
+
+    manifest: IngestManifest
+    samples: Path | None
+
+
+def read_ingests(database: Database, problems: list[str] | None = None) -> list[Ingest]:
+    """Returns all ingests of a database, in the order in which they began.
+
+    Args:
+        problems: receives a sentence for each ingest that cannot be read; None raises the first.
+
+    Raises:
+        OpAtlasError: a manifest, or a file of samples without a manifest, is damaged.
+    """
+    found = []
+    samples = sorted(database.runs_dir.glob(f"{INGEST_PREFIX}*{SAMPLES_SUFFIX}"))
+    # An ingest that was killed before it wrote its manifest has samples alone.
+    alone = [path for path in samples if not RunFacts.path(database, path.name.removesuffix(SAMPLES_SUFFIX)).exists()]
+    for path in (*alone, *sorted(database.runs_dir.glob(f"{INGEST_PREFIX}*.json"))):
+        try:
+            manifest = IngestManifest.read(path)
+        except OpAtlasError as error:
+            if problems is None:
+                raise
+            problems.append(str(error))
+            continue
+        beside = samples_path(database, manifest.run_id)
+        found.append(Ingest(manifest, beside if beside in samples else None))
+    return sorted(found, key=lambda ingest: (ingest.manifest.started_at, ingest.manifest.run_id))
 
 
 #: The sort key of a run, newer is greater. It ends with the run id, so that two runs never compare equal.

@@ -14,8 +14,7 @@ from functools import cache, cached_property
 from pathlib import Path
 
 from opatlas.data.database import Database
-from opatlas.data.ingests import Ingest, read_ingests
-from opatlas.data.manifest import Manifest, read_manifests
+from opatlas.data.manifest import Ingest, Manifest, read_ingests, read_manifests
 from opatlas.row.location import (
     UNNAMED_NPU,
     device_kind,

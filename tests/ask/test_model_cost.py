@@ -221,11 +221,13 @@ def test_served_times_are_compared_and_points_left_out_are_listed(
     pd.DataFrame([point, *({**point, **other} for other in others)]).to_csv(served, index=False)
     assert main(["model", "all", str(place), "--against", str(served), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    points, left = found["points, the worst first"], found["left out: 5 of 7"]
-    assert [each["batch"] for each in points] == [65, 64]
-    assert points[-1]["error"] == pytest.approx(0.5)
+    points, left = found["points"], found["left_out"]
+    assert [each["concurrency"] for each in points] == [64, 65]
+    assert points[0]["error"] == pytest.approx(0.5)
     words = [each["why"] for each in left]
     assert all(word in why for word, why in zip(("H100", "mxfp4", "x/y", "cache", "tp 3"), words, strict=True))
+    assert main(["model", "r", str(place), "--against", str(served)]) == 1
+    assert "no point of r: name one of q, or all" in capsys.readouterr().err
 
 
 def windowed(folder: Path) -> str:
@@ -366,3 +368,13 @@ def test_rows_with_the_dtypes_of_a_call_answer_before_the_first_of_the_stack(tmp
     found = opatlas.open(place).model(MODEL, tp=2, batch=64, context=4096, implementation=("mine", "torch"))
     parts = [part for part in found.parts if part.part in ROLES]
     assert {(part.implementation, part.us_per_call, part.other_dtypes) for part in parts} == {("torch", US, False)}
+
+
+def test_a_database_that_lies_anywhere_looks_for_no_messages_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = opatlas.open(database(tmp_path / "db"))
+    looked_at = list[Path]()
+    monkeypatch.setattr(Path, "glob", lambda self, pattern: (looked_at.append(self), iter(()))[1])
+    assert opened.messages is None
+    assert not [each for each in looked_at if each in tmp_path.parents]

@@ -18,9 +18,9 @@ from opatlas.capture.cases import Aggregate, read_samples
 from opatlas.capture.ingest import IngestRequest, IngestResult, ingest_captures, rebuild_profiling
 from opatlas.cli.main import main
 from opatlas.data.database import Database
-from opatlas.data.ingests import CaptureVersions
 from opatlas.errors import OpAtlasError
 from opatlas.row.columns import BASE, PIPE_UTILIZATION, PROFILING_RUN_ID
+from opatlas.row.versions import Versions
 
 AVERAGE, MEDIAN = "Profiling Average Duration(us)", "Profiling Median Duration(us)"
 STD, SAMPLES = "Profiling Std Duration(us)", "Profiling Samples"
@@ -110,7 +110,7 @@ class TestAdding:
 
 
 class TestOfAnotherMachine:
-    ATLAS, CANN = "ATLAS_800_A3_752T_128G_DIE", CaptureVersions(cann="8.5", torch="2.9.0+cpu")
+    ATLAS, CANN = "ATLAS_800_A3_752T_128G_DIE", Versions(cann="8.5", torch="2.9.0+cpu")
 
     @pytest.fixture
     def captured(self, tmp_path: Path, database: Database) -> Database:
@@ -120,10 +120,10 @@ class TestOfAnotherMachine:
 
     @pytest.mark.parametrize(
         ("device", "versions"),
-        [("ATLAS_800_A2_376T_64G", CANN), (ATLAS, CaptureVersions(cann="8.3")), (None, CaptureVersions(cann="8.3"))],
+        [("ATLAS_800_A2_376T_64G", CANN), (ATLAS, Versions(cann="8.3")), (None, Versions(cann="8.3"))],
     )
     def test_is_refused_unless_it_is_to_be_mixed(
-        self, tmp_path: Path, captured: Database, device: str | None, versions: CaptureVersions
+        self, tmp_path: Path, captured: Database, device: str | None, versions: Versions
     ) -> None:
         path, before = capture(tmp_path / "b", 30), everything(captured)
         for replace in (False, True):

@@ -17,7 +17,7 @@ from opatlas.capture.cases import SampleLine, read_samples
 from opatlas.capture.ingest import IngestRequest, ingest_captures
 from opatlas.data import csv_files as store
 from opatlas.data.database import Database
-from opatlas.data.ingests import read_ingests, read_manifest
+from opatlas.data.manifest import IngestManifest, read_ingests
 from opatlas.errors import OpAtlasError
 
 ROOT = Path(__file__).parents[2]
@@ -98,7 +98,7 @@ def test_the_same_capture_again(
             ingest(earlier, second, replace=replace)
     assert not ingest(earlier, second, replace=replace)
     assert contents(earlier) == contents(whole)
-    assert all(read_manifest(path).finished_at for path in earlier.runs_dir.glob("ingest-*.json"))
+    assert all(IngestManifest.read(path).finished_at for path in earlier.runs_dir.glob("ingest-*.json"))
 
 
 def test_killed_by_a_signal(earlier: Database, second: Path) -> None:

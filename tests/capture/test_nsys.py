@@ -12,6 +12,7 @@ from opatlas.capture.launches import SkipReason
 from opatlas.capture.nsys import nsys_launches
 from opatlas.cli.main import main
 from opatlas.errors import TableError
+from opatlas.outer.diagnosis.diagnosis import diagnose
 
 
 @pytest.fixture
@@ -64,3 +65,26 @@ def test_an_export_without_kernels_is_told_how_to_record_them(export: Path) -> N
     database.close()
     with pytest.raises(TableError, match="cuda-graph-trace=node"):
         nsys_launches(export)
+
+
+def test_the_waits_of_a_device_are_not_those_of_another(export: Path) -> None:
+    """A kernel of another GPU fills no gap of this one."""
+    before = diagnose(export).table.frame["Wait Time(us)"].tolist()
+    with sqlite3.connect(export) as database:
+        database.execute(
+            "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL SELECT 1000, 20000, 1, 7, 77, globalPid, shortName, demangledName "
+            "FROM CUPTI_ACTIVITY_KIND_KERNEL LIMIT 1"
+        )
+    database.close()
+    assert diagnose(export).table.frame.groupby("Device_id").get_group("0")["Wait Time(us)"].tolist() == before
+
+
+@pytest.mark.parametrize("damage", ["deviceId = NULL", '"end" = 0'])
+def test_damaged_events_cost_only_themselves(export: Path, damage: str) -> None:
+    with sqlite3.connect(export) as database:
+        database.execute(f"UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET {damage}")
+    database.close()
+    Aggregate().add_file(export)
+    found = diagnose(export)
+    assert (found.table.frame["Duration(us)"] > 0).all()
+    assert len(found.table.problems) == (damage == '"end" = 0')

@@ -1,6 +1,7 @@
 """Busy and idle time of a device, by phase, and what of it waits for the host."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -75,6 +76,8 @@ def test_an_eager_trace_of_a_gpu_waits_for_the_host():
     assert (len(steps.times("step")), steps.is_excerpt) == (2, False)
     assert steps.times("phase")["phase"].tolist() == ["decode"]
     assert steps.launch_bound_stretches(1)["launches"].tolist() == [9]
+    # No line of a trace tells anything, but its times do.
+    assert re.search(r"\.json\.gz at \d{6,}\.\d{3} us$", found.place(0))
 
 
 def test_the_work_of_a_row_is_that_of_all_kernels_of_its_call():

@@ -197,7 +197,7 @@ ROWS = {
             NONE,
             NONE,
         ),
-        "GroupedMatmul 64,32;4,48,32;;;;;;4; | BF16;BF16;;;;;;INT64; -> 64,48 | BF16",
+        "GroupedMatmul 64,32;4,32,48;;;;;;4; | BF16;BF16;;;;;;INT64; -> 64,48 | BF16",
     ),
     "a mask": (
         (
@@ -271,6 +271,7 @@ LEFT_OUT = {
     "index tensors": ("aten::index", tensor(8, 4), NONE),
     "not of whole numbers": ("aten::bitwise_and", tensor(8, dtype=I64), tensor(8, dtype=I64)),
     "fewer arguments": ("aten::mm", tensor(8, 4)),
+    "a type that is no text": ("aten::mm", ((8, 4), 3, (4, 1), ""), tensor(4, 8)),
 }
 
 
@@ -307,7 +308,9 @@ def test_the_kernel_tells_an_approximation() -> None:
 def test_a_row_says_what_it_lacks() -> None:
     assert "contiguous" in made("aten::silu", SLICED).differs
     assert not made("aten::silu", tensor(8, 4, strides=(1, 8))).differs
-    assert "equal size" in made("aten::_grouped_mm", *ROWS["experts"][0][1:]).differs
+    told = made("aten::_grouped_mm", *ROWS["experts"][0][1:]).differs
+    assert "sizes of groups" in told
+    assert "other order" in told
 
 
 def layer(model: Any, tokens: int, *, logits: int) -> Mapping[str, CapturedRow]:

@@ -24,7 +24,7 @@ from opatlas.capture.torch_operators import CapturedRow
 from opatlas.capture.torch_trace import read_trace
 from opatlas.cli.ingest import ingest
 from opatlas.data.database import Database
-from opatlas.data.ingests import CaptureVersions, read_ingests
+from opatlas.data.manifest import read_ingests
 from opatlas.errors import OpAtlasError
 from opatlas.row.versions import Versions
 
@@ -35,6 +35,11 @@ LEAVES = ("mm", "mul", "add", "silu", "_fused_rms_norm", "copy_", "mean", "cat",
 
 def fixture(name, what):
     return TRACES / f"{name}-{what}.pt.trace.json.gz"
+
+
+@pytest.fixture(autouse=True)
+def no_captures_of_other_tests():
+    torch_launches._captures_in.cache_clear()
 
 
 @pytest.fixture
@@ -318,7 +323,7 @@ def test_an_ingest_into_the_database_of_the_gpu(tmp_path, monkeypatch):
     folder = tmp_path / "NVIDIA_H200" / "torch" / "torch2.11.0_cuda13.0"
     assert (result.status, result.json["database"]) == (0, folder)
     (manifest,) = (each.manifest for each in read_ingests(Database(folder)))
-    assert (manifest.device, manifest.versions) == ("NVIDIA_H200", CaptureVersions(torch="2.11.0", cuda="13.0"))
+    assert (manifest.device, manifest.versions) == ("NVIDIA_H200", Versions(torch="2.11.0", cuda="13.0"))
     (row,) = [row for row in table(folder / "MatMulV2.csv") if row["Input Shapes"] == "32,1024;5632,1024"]
     assert (row["Profiling Samples"], row["Profiling Source"]) == ("6", "CUDA graph")
     assert row["Profiling Kernel Names"].startswith("nvjet_")

@@ -106,8 +106,10 @@ class ImplementationAnswers:
         """The newest communication database of the same device, itself if it has messages; None if there is none."""
         if next(self.path.glob("hcom_*.csv"), None):
             return self
+        if parse_path(self.path) is None:
+            return None
         folders = {path.parent for path in self.path.parent.parent.glob("*/*/hcom_*.csv")}
-        if not folders or parse_path(self.path) is None:
+        if not folders:
             return None
         newest = max(folders, key=newness)
         return ImplementationAnswers(newest, same_machine=self.same_machine, compositions=self.compositions)

@@ -128,6 +128,13 @@ class ComparedPoint:
         """The microseconds a layer that the server takes beyond the prediction."""
         return (self.point.tpot_ms * 1000 - self.told.us) / self.cost.layers
 
+    @property
+    def figures(self) -> dict[str, object]:
+        """What JSON has of the comparison beside the point."""
+        told = {"us": self.told.us, "interval_us": self.told.interval_us, "error": self.error, "covered": self.covered}
+        of_cost = {"missing_calls_share": self.cost.missing_calls_share, "differs": self.cost.differs}
+        return {**told, "added_us": self.added_us, **of_cost}
+
 
 def served_costs(
     opened: OpenDatabase, path: Path, model: str, implementation: Sequence[str], tell: Callable[[str], object]
@@ -140,16 +147,18 @@ def served_costs(
         model: of the points; "all" for all.
 
     Raises:
-        OpAtlasError: the file cannot be read, or lacks a column.
+        OpAtlasError: the file cannot be read, lacks a column, or has no point of the model.
     """
     lines = csv.DictReader(io.StringIO(read_safely(path, _MOST_BYTES).decode("utf-8", errors="replace")))
     found, left = list[ComparedPoint](), list[tuple[ServedPoint, str]]()
+    names = dict[str, None]()
     for line in lines:
         given = {name: cell for name, cell in line.items() if cell or name in ("kv", "weights", "engine")}
         try:
             point = msgspec.convert(given, ServedPoint, strict=False)
         except msgspec.ValidationError as error:
             raise OpAtlasError(f"{path}, line {lines.line_num}: {error}: correct the line") from None
+        names[point.model] = None
         if model.casefold() not in ("all", point.model.casefold(), point.hf_id.casefold()):
             continue
         try:
@@ -163,6 +172,8 @@ def served_costs(
             found.append(ComparedPoint(point, cost))
         except UsageError as error:
             left.append((point, str(error)))
+    if not found and not left:
+        raise OpAtlasError(f"{path}: no point of {model}: name one of {', '.join(names) or 'no points'}, or all")
     return found, left
 
 

@@ -265,9 +265,11 @@ class Diagnosis:
         return {origin_text(*each): count for each, count in counts.most_common()}
 
     def place(self, line: int) -> str:
-        """Returns where a kernel is from: file and line, or the id of a row."""
-        cell = self.table.cell
-        return f"{cell(FILE, line)}:{cell(LINE, line)}" if self.table.is_capture else str(cell(ROW, line))
+        """Returns where a kernel is from: file and line, or start on the profiler's clock; or the id of a row."""
+        if not self.table.is_capture:
+            return str(self.table.cell(ROW, line))
+        file, at = str(self.table.cell(FILE, line)), int(self.table.cell(LINE, line))
+        return f"{file}:{at}" if file.lower().endswith(".csv") else f"{file} at {at // 1000}.{at % 1000:03} us"
 
     @cached_property
     def counts(self) -> Mapping[KernelVerdict, int]:

@@ -35,7 +35,7 @@ from opatlas.capture.capture_reader import (
     read_capture_header,
     read_chunks,
 )
-from opatlas.capture.single_launches import Launches, nanoseconds, read_launches, timeline_of
+from opatlas.capture.single_launches import Launches, Timeline, nanoseconds, read_launches
 from opatlas.data.database import Database, expect_tables
 from opatlas.data.origin import Provenance
 from opatlas.errors import OpAtlasError, TableError
@@ -53,11 +53,12 @@ from opatlas.row.columns import (
     SPAN,
     STAND_IN,
 )
+from opatlas.row.quality import LONGEST_US
 from opatlas.row.slots import strip_quotes
 from opatlas.text import pluralize
 
 BLOCK_DIM, MIX_BLOCK_DIM = "Block Dim", "Mix Block Dim"
-#: Where a line is from: the file and line of a launch, or the id of a row.
+#: Where a line is from: the file and line of a launch, its start in ns in a file that is no table; or the id of a row.
 FILE, LINE, ROW = "File", "Line", "Row"
 #: How often a line was launched, whether its duration was captured, and the device and the implementation that ran it.
 LAUNCHES, CAPTURED, DEVICE, BY = "Launches", "Captured", "Device", "By"
@@ -166,7 +167,7 @@ def _read_captures(place: Path) -> KernelLines:
             else:
                 read = kind_of_capture(path).launches(path)
                 device = device or read.device_name
-                frame = _launch_frame(read, problems)
+                frame = _launch_frame(path, read, problems)
                 frame.attrs["counters"] = frozenset()
         except TableError as error:
             if len(paths) == 1:
@@ -238,35 +239,43 @@ def _capture_frame(path: Path, header: CaptureHeader, problems: list[str]) -> pd
         start_ns = frame.pop(START).map(_time)
         launched_ns = frame.pop(LAUNCHED).map(_time) if LAUNCHED in frame else pd.Series(0, frame.index)
         frame[START_US] = ((start_ns - start_ns[start_ns > 0].min()) / 1e3).where(start_ns > 0)
+        if path.suffix.lower() != ".csv":
+            frame[LINE] = start_ns
         frame[QUEUED_US] = ((start_ns - launched_ns) / 1e3).where(launched_ns > 0)
     return frame
 
 
-def _launch_frame(read: Launches, problems: list[str]) -> pd.DataFrame:
+def _launch_frame(path: Path, read: Launches, problems: list[str]) -> pd.DataFrame:
     """Returns the launches of a capture that is no table. A launch waits while the host launches it."""
+    timed = [launch for launch in read.launches if 0 < launch.duration_us <= LONGEST_US]
     problems += read.problems
-    timeline = timeline_of(read.launches)
-    first_ns = read.launches[0].start_ns if read.launches else 0
-    waits_us = np.where(timeline.launch_bound, timeline.idle_us, 0.0) if timeline.launch_bound is not None else None
-    rows = [
-        {
-            **dict.fromkeys(BASE, ""),
-            **launch.cells,
-            TYPE: launch.kernel_type,
-            NAME: launch.name,
-            STEP: launch.step,
-            STREAM: launch.stream,
-            DEVICE_ID: launch.device,
-            LINE: number,
-            DURATION: launch.duration_us,
-            CALL_US: launch.duration_us if launch.call_us is None else launch.call_us,
-            START_US: (launch.start_ns - first_ns) / 1e3,
-            QUEUED_US: launch.queued_us,
-            WAIT: np.nan if waits_us is None else waits_us[number - 1],
-        }
-        for number, launch in enumerate(read.launches, 1)
-    ]
-    frame: pd.DataFrame = pd.DataFrame(rows).astype({QUEUED_US: np.float64} if rows else {})
+    if without := len(read.launches) - len(timed):
+        problems.append(f"{path}: {pluralize(without, 'launch', 'launches')} without a duration: left out")
+    frame: pd.DataFrame = pd.DataFrame(
+        [
+            {
+                **dict.fromkeys(BASE, ""),
+                **launch.cells,
+                TYPE: launch.kernel_type,
+                NAME: launch.name,
+                STEP: launch.step,
+                STREAM: launch.stream,
+                DEVICE_ID: launch.device,
+                LINE: launch.start_ns,
+                DURATION: launch.duration_us,
+                CALL_US: launch.duration_us if launch.call_us is None else launch.call_us,
+                START_US: (launch.start_ns - timed[0].start_ns) / 1e3,
+                QUEUED_US: launch.queued_us,
+                WAIT: np.nan,
+            }
+            for launch in timed
+        ]
+    )
+    for _, own in frame.astype({QUEUED_US: np.float64}).groupby(DEVICE_ID) if len(frame) else ():
+        start_ns, duration_us, queued_us = (own[name].to_numpy() for name in (LINE, DURATION, QUEUED_US))
+        times = Timeline(start_ns, duration_us, queued_us=queued_us)
+        if times.launch_bound is not None:
+            frame.loc[own.index, WAIT] = np.where(times.launch_bound, times.idle_us, 0.0)
     return frame
 
 
@@ -286,7 +295,7 @@ def _launches(
     part = pd.DataFrame(columns)
     # A blank line is a row with empty cells.
     there = (part[TYPE] != "").to_numpy()
-    timed = np.isfinite(chunk.duration_us) & (chunk.duration_us > 0)
+    timed = (chunk.duration_us > 0) & (chunk.duration_us <= LONGEST_US)
     if len(without := np.flatnonzero(there & ~timed)):
         problems.append(
             f"{path}:{chunk.line_of(int(without[0]))}: {header.duration} {chunk.duration_text(int(without[0]))!r} is "
