@@ -231,8 +231,8 @@ def _pages_in_one_list(call: OperatorCall) -> CapturedRow:
 def _pages_of_one_token(call: OperatorCall) -> CapturedRow:
     """`mha_batch_prefill`: queries, caches (tokens, N, D), ends, ends in a list of tokens, the list, most of each."""
     q, k, v, ends = (call.tensor(at) for at in range(4))
-    caches = [each.like(each.shape[0], 1, *each.shape[1:]) for each in (k, v)]
-    return _attention_to_pages(call, q, *caches, ends.like(ends.shape[0] - 1, call.value(7)))
+    k, v = (each.like(each.shape[0], 1, *each.shape[1:]) for each in (k, v))
+    return _attention_to_pages(call, q, k, v, ends.like(ends.shape[0] - 1, call.value(7)))
 
 
 def _store(call: OperatorCall) -> CapturedRow:
