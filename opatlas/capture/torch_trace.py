@@ -41,12 +41,11 @@ class CallKind(IntEnum):
     LAUNCH = 0
     MEMCPY = 1
     MEMSET = 2
-    GRAPH = 3
-    BEGIN = 4
-    END = 5
+    GRAPHLAUNCH = 3
+    BEGINCAPTURE = 4
+    ENDCAPTURE = 5
 
 
-_CALLS = dict(zip(("Launch", "Memcpy", "Memset", "GraphLaunch", "BeginCapture", "EndCapture"), CallKind, strict=True))
 _RUNTIMES = ("cuda_runtime", "cuda_driver")
 #: Of microseconds since 1970, before the point.
 _DIGITS = 16
@@ -187,7 +186,7 @@ class TorchTrace:
             elif category in _RUNTIMES:
                 if event.name not in self._calls:
                     found = _CALL.match(event.name)
-                    self._calls[event.name] = _CALLS[found[1]] if found else None
+                    self._calls[event.name] = CallKind[found[1].upper()] if found else None
                 if (kind := self._calls[event.name]) is not None:
                     self.call_correlation.append(args.correlation)
                     self.call_ns.append(_nanoseconds(event.ts))

@@ -262,21 +262,20 @@ def _fill(
     with held(database, "ingest --attention-records") as problems:
         with progress("read, MB", total_mb) as advance:
             outcome = fill_rows(database, files, _MOST_ROWS, advance, lengths)
-        unmatched = outcome.table()
         try:
-            report = database.write_report("fill_runtime", ("What", "Count", "Place", "Key"), unmatched)
+            report = database.write_report("fill_runtime", ("What", "Count", "Place", "Key"), outcome.unmatched)
         except OpAtlasError as error:
             problems.append(str(error))
     problems += outcome.problems
     counts = {name: count for name, count in vars(outcome).items() if isinstance(count, int)}
-    counts["unmatched"] = sum(count for _, count, _ in outcome.unmatched)
-    counts["without_record"] = len(outcome.unfilled)
+    tables = list[Table]()
+    for what, name in (("record", "unmatched"), ("row", "without_record")):
+        rows = [(place, count, key) for kind, count, place, key in outcome.unmatched if kind == what]
+        counts[name] = sum(count for _, count, _ in rows)
+        tables += _table((f"unmatched {what}", "count", "key"), rows)
     into.json["attention_records"] = {**counts, "problems": problems}
     into.parts.append(Fields({name.replace("_", " "): count for name, count in counts.items()}))
-    into.parts.append(Fields({"database": str(database.path), "unmatched": report and str(report)}))
-    for what in ("record", "row"):
-        rows = [(place, count, key) for kind, count, place, key in unmatched if kind == what]
-        into.parts += _table((f"unmatched {what}", "count", "key"), rows)
+    into.parts += [Fields({"database": str(database.path), "unmatched": report and str(report)}), *tables]
     into.problems += problems
 
 

@@ -77,3 +77,14 @@ def test_the_waits_of_a_device_are_not_those_of_another(export: Path) -> None:
         )
     database.close()
     assert diagnose(export).table.frame.groupby("Device_id").get_group("0")["Wait Time(us)"].tolist() == before
+
+
+@pytest.mark.parametrize("damage", ["deviceId = NULL", '"end" = 0'])
+def test_damaged_events_cost_only_themselves(export: Path, damage: str) -> None:
+    with sqlite3.connect(export) as database:
+        database.execute(f"UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET {damage}")
+    database.close()
+    Aggregate().add_file(export)
+    found = diagnose(export)
+    assert (found.table.frame["Duration(us)"] > 0).all()
+    assert len(found.table.problems) == (damage == '"end" = 0')

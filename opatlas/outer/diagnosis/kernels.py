@@ -53,6 +53,7 @@ from opatlas.row.columns import (
     SPAN,
     STAND_IN,
 )
+from opatlas.row.quality import LONGEST_US
 from opatlas.row.slots import strip_quotes
 from opatlas.text import pluralize
 
@@ -166,7 +167,7 @@ def _read_captures(place: Path) -> KernelLines:
             else:
                 read = kind_of_capture(path).launches(path)
                 device = device or read.device_name
-                frame = _launch_frame(read, problems)
+                frame = _launch_frame(path, read, problems)
                 frame.attrs["counters"] = frozenset()
         except TableError as error:
             if len(paths) == 1:
@@ -244,9 +245,12 @@ def _capture_frame(path: Path, header: CaptureHeader, problems: list[str]) -> pd
     return frame
 
 
-def _launch_frame(read: Launches, problems: list[str]) -> pd.DataFrame:
+def _launch_frame(path: Path, read: Launches, problems: list[str]) -> pd.DataFrame:
     """Returns the launches of a capture that is no table. A launch waits while the host launches it."""
+    timed = [launch for launch in read.launches if 0 < launch.duration_us <= LONGEST_US]
     problems += read.problems
+    if without := len(read.launches) - len(timed):
+        problems.append(f"{path}: {pluralize(without, 'launch', 'launches')} without a duration: left out")
     frame: pd.DataFrame = pd.DataFrame(
         [
             {
@@ -260,11 +264,11 @@ def _launch_frame(read: Launches, problems: list[str]) -> pd.DataFrame:
                 LINE: launch.start_ns,
                 DURATION: launch.duration_us,
                 CALL_US: launch.duration_us if launch.call_us is None else launch.call_us,
-                START_US: (launch.start_ns - read.launches[0].start_ns) / 1e3,
+                START_US: (launch.start_ns - timed[0].start_ns) / 1e3,
                 QUEUED_US: launch.queued_us,
                 WAIT: np.nan,
             }
-            for launch in read.launches
+            for launch in timed
         ]
     )
     for _, own in frame.astype({QUEUED_US: np.float64}).groupby(DEVICE_ID) if len(frame) else ():
@@ -291,7 +295,7 @@ def _launches(
     part = pd.DataFrame(columns)
     # A blank line is a row with empty cells.
     there = (part[TYPE] != "").to_numpy()
-    timed = np.isfinite(chunk.duration_us) & (chunk.duration_us > 0)
+    timed = (chunk.duration_us > 0) & (chunk.duration_us <= LONGEST_US)
     if len(without := np.flatnonzero(there & ~timed)):
         problems.append(
             f"{path}:{chunk.line_of(int(without[0]))}: {header.duration} {chunk.duration_text(int(without[0]))!r} is "
