@@ -104,9 +104,8 @@ class FillResult:
         unchanged: rows that already had the values of a record.
         left_out: records beyond the limit of rows of a case; the number may count repeated records.
         pruned: measurements that were added to pruned/.
-        unmatched: key, number and `file:line` of the first of records without a row, the most frequent key first.
-        unfilled: place and key of rows without lengths whose key no record has; the key is None where a shape is
-            invalid.
+        unmatched: what, number, `file:line` of the first, and key: of records without a row, the most frequent key
+            first; then of rows without lengths whose key no record has.
         problems: files that could not be read completely, or not written.
     """
 
@@ -118,19 +117,8 @@ class FillResult:
     unchanged: int = 0
     left_out: int = 0
     pruned: int = 0
-    unmatched: list[tuple[JoinKey, int, str]] = field(default_factory=list)
-    unfilled: list[tuple[str, JoinKey | None]] = field(default_factory=list)
+    unmatched: list[tuple[str, int, str, str]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-
-    def table(self) -> list[tuple[str, int, str, str]]:
-        """Returns what, count, place and key of records without a row, and of rows without values."""
-        return [
-            *(("record", count, first, str(key)) for key, count, first in self.unmatched),
-            *(
-                ("row", 1, place, str(key or "shapes that are not lists of whole numbers"))
-                for place, key in self.unfilled
-            ),
-        ]
 
 
 def fill_rows(
@@ -163,7 +151,8 @@ def fill_rows(
         unmatched: dict[JoinKey, tuple[int, str]] = {}
         for path in files:
             _read_records(path, matched, unmatched, limit, done, on_mb)
-        done.unmatched = [(key, *found) for key, found in sorted(unmatched.items(), key=lambda item: -item[1][0])]
+        most_first = sorted(unmatched.items(), key=lambda item: -item[1][0])
+        done.unmatched = [("record", count, first, str(key)) for key, (count, first) in most_first]
         if (more := done.malformed_lines - _MALFORMED_NAMED) > 0:
             done.problems.append(f"and {more:,} more malformed lines")
         for table in tables:
@@ -251,7 +240,9 @@ class _AttentionRows:
                 if found and unfilled:
                     self._fill(unfilled, found)
                     continue
-                self.counts.unfilled += [(f"{self._table.kernel_type}.csv:{at + 2}", key) for at in unfilled]
+                what = str(key or "shapes that are not lists of whole numbers")
+                rows = [("row", 1, f"{self._table.kernel_type}.csv:{at + 2}", what) for at in unfilled]
+                self.counts.unmatched += rows
             if key is not None:
                 self.counts.left_out += matched[key].left_out
         return self.counts.filled + self.counts.added > 0

@@ -325,7 +325,11 @@ class _FlashCall:
             {} if skipped else {name: each for name, each in found.items() if each is not None}
         )
         self._ends_of_keys = first("seqused_k", "cache_seqlens") is None
-        of_counts = [(name, id(each), getattr(each, "_version", 0)) for name, each in self.counts.items()]
+        of_counts = [
+            # Inference mode counts no writes.
+            (name, id(each), object() if each.is_inference() else each._version)
+            for name, each in self.counts.items()
+        ]
         self.key = (self._shapes, self._table, self._causal, of_counts)
 
     def fetch(self) -> None:

@@ -93,13 +93,13 @@ def captures_of(trace: TorchTrace) -> list[Capture]:
     found = []
     threads, kinds = np.array(trace.call_thread), np.array(trace.call_kind)
     times = np.array(trace.call_ns)
-    for thread in np.unique(threads[kinds == CallKind.BEGIN]).tolist():
+    for thread in np.unique(threads[kinds == CallKind.BEGINCAPTURE]).tolist():
         of_thread = np.flatnonzero(threads == thread)
         calls: list[int] | None = None
         for call in of_thread[np.argsort(times[of_thread], kind="stable")].tolist():
-            if kinds[call] == CallKind.BEGIN:
+            if kinds[call] == CallKind.BEGINCAPTURE:
                 calls = []
-            elif kinds[call] == CallKind.END:
+            elif kinds[call] == CallKind.ENDCAPTURE:
                 if calls:
                     found.append(Capture(trace, calls))
                 calls = None
@@ -126,7 +126,7 @@ def pair_graphs(trace: TorchTrace, captures: Iterable[Capture]) -> Mapping[int, 
     captures = list(captures)
     by_call: dict[int, list[int]] = defaultdict(list)
     for event, call in enumerate(trace.call_of.tolist()):
-        if call >= 0 and trace.call_kind[call] == CallKind.GRAPH:
+        if call >= 0 and trace.call_kind[call] == CallKind.GRAPHLAUNCH:
             by_call[call].append(event)
     sizes = sorted({capture.tokens for capture in captures} - {0})
     replays: dict[_Replay, list[int]] = defaultdict(list)

@@ -68,7 +68,7 @@ def nsys_launches(path: Path) -> Launches:
                 Launch(
                     device=str(device),
                     start_ns=start,
-                    duration_us=(end - start) / 1e3,
+                    duration_us=max(end - start, 0) / 1e3,
                     kernel_type=operator or kernel_name(kernel),
                     cells={INPUT_SHAPES: sizes, ACCELERATOR_CORE: COMMUNICATION if OF_NCCL.match(kernel) else ""},
                     counters={},
@@ -111,7 +111,7 @@ def _query(database: sqlite3.Connection, table: str, name: str) -> str:
     cells = [each if each in columns else "0" for each in ("deviceId", "streamId", "correlationId", "globalPid")]
     times = 'CAST(IFNULL(start, 0) AS INTEGER), CAST(IFNULL("end", 0) AS INTEGER)'
     kind = f"'{name}'" if name else "NULL"
-    integers = ", ".join(f"CAST({cell} AS INTEGER)" for cell in cells)
+    integers = ", ".join(f"CAST(IFNULL({cell}, 0) AS INTEGER)" for cell in cells)
     return f"SELECT {times}, {integers}, {named}, {kind} FROM CUPTI_ACTIVITY_KIND_{table}"
 
 

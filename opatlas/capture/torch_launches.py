@@ -67,7 +67,7 @@ class TraceOutcomes:
         """Yields the outcomes; each device event is in one of them."""
         trace = self.trace
         replayed = np.array(
-            [call >= 0 and trace.call_kind[call] == CallKind.GRAPH for call in trace.call_of.tolist()], dtype=bool
+            [call >= 0 and trace.call_kind[call] == CallKind.GRAPHLAUNCH for call in trace.call_of.tolist()], dtype=bool
         )
         eager = np.flatnonzero(~replayed)
         eager = eager[np.argsort(np.array(trace.start_ns)[eager], kind="stable")]
@@ -142,7 +142,7 @@ def read_outcomes(
     """
     trace = read_trace(path, on_bytes)
     captures = captures_of(trace)
-    if CallKind.GRAPH in trace.call_kind:
+    if CallKind.GRAPHLAUNCH in trace.call_kind:
         for file in captures_beside(path) if shapes_from is None else [shapes_from]:
             changed_ns = file.stat().st_mtime_ns if file.exists() else 0
             captures += _captures_in(file, changed_ns, steps=shapes_from is not None)
@@ -178,7 +178,7 @@ def read_torch_trace(
     launches.add(np.array(kinds, dtype=np.int32), np.array(durations) / 1e3, {}, lambda at: (0, str(durations[at])))
     for problem in outcomes.problems:
         launches.report(0, problem, "Name the trace of this graph's capture with --shapes-from")
-    if trace.header.baseTimeNanoseconds is None and not any(ns % 1000 for ns in trace.duration_ns):
+    if trace.header.base_ns is None and not any(ns % 1000 for ns in trace.duration_ns):
         launches.report(0, "durations are whole microseconds", "Record it with torch 2.4 or later")
     rank = trace.header.ranks.rank if trace.header.ranks else None
     launches.counts.devices += device_times(path.name, rank, trace.device, trace.start_ns, trace.duration_ns)
@@ -197,6 +197,7 @@ def torch_launches(path: Path) -> Launches:
             kernel_type, cells = row.kernel_type, dict(row.cells)
         elif row.reason is SkipReason.COLLECTIVE:
             cells = {ACCELERATOR_CORE: COMMUNICATION}
+        call_us = sum(trace.duration_ns[event] for event in outcome.events) / 1e3
         for event in outcome.events:
             call = int(trace.call_of[event])
             found.append(
@@ -211,7 +212,7 @@ def torch_launches(path: Path) -> Launches:
                     step=trace.step_of(trace.call_ns[call]) if call >= 0 else "",
                     stream=str(trace.stream[event]),
                     launched_ns=trace.call_ns[call] if call >= 0 else None,
-                    call_us=sum(trace.duration_ns[each] for each in outcome.events) / 1e3,
+                    call_us=call_us,
                 )
             )
     found.sort(key=lambda launch: launch.start_ns)

@@ -1,7 +1,8 @@
 """The table from operators of torch, as a trace of torch.profiler names them, to the kernel types whose rows they are.
 
-Operators of aten, of vLLM (`_C`, `_moe_C`, ...), of SGLang (`sgl_kernel`) and of torch.compile. Their arguments are in
-the order of their schemas; an operator in place (`aten::mul_`) is the one without the underscore.
+Operators of aten, of vLLM (`_C`, `_moe_C`, ...), of SGLang (`sgl_kernel`; `aiter` on GPUs of AMD) and of torch.compile.
+Their arguments are in the order of their schemas; an operator in place (`aten::mul_`) is the one without the
+underscore, a wrapper of SGLang's profiler (`sglang_profiler::attention_..._100`) the one without its number.
 """
 
 from __future__ import annotations
@@ -201,15 +202,53 @@ def _lengths_on_device(call: OperatorCall) -> CapturedRow:
     of_axes = {len(each.shape): each for each in reversed(others) if each.dtype == "INT32"}
     fits = len(k.shape) == 4 if 2 in of_axes else len(k.shape) == 3 and 1 in of_axes
     call.expect(fits, "neither keys in pages nor the ends of sequences")
-    # Nothing else: records fill the other cells, and a further capture adds to the rows that they filled.
-    cells = dict([col.WITHOUT_LENGTHS])
-    if 2 not in of_axes:
-        batch = of_axes[1].shape[0] - 1
-        return _attention_row(call, [q, k.like(*k.shape), v.like(*v.shape)], batch, v.shape[2], True, cells)
+    if 2 in of_axes:
+        return _attention_to_pages(call, q, k, v, of_axes[2])
+    batch = of_axes[1].shape[0] - 1
+    packed = [q, k.like(*k.shape), v.like(*v.shape)]
+    return _attention_row(call, packed, batch, v.shape[2], True, dict([col.WITHOUT_LENGTHS]))
+
+
+def _attention_to_pages(call: OperatorCall, q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> CapturedRow:
     # A cache has pages for all steps of an engine; of those a row keeps as many as the table can name.
-    (blocks, size, heads, _), pages = k.shape, of_axes[2].shape
+    (blocks, size, heads, _), pages = k.shape, table.shape
     caches = [each.like(min(blocks, math.prod(pages)), size, heads * each.shape[3]) for each in (k, v)]
-    return _attention_row(call, [q, *caches], pages[0], q.shape[2], True, cells, of_axes[2])
+    # Nothing else: records fill the other cells, and a further capture adds to the rows that they filled.
+    return _attention_row(call, [q, *caches], pages[0], q.shape[2], True, dict([col.WITHOUT_LENGTHS]), table)
+
+
+def _pages_in_one_list(call: OperatorCall) -> CapturedRow:
+    """`paged_attention_ragged`: result, workspace, queries, caches, ends of sequences in a list of pages, the list, ...
+
+    A graph is captured with a list for the largest batch, whose size the next argument has: a line of the table is the
+    share of a sequence.
+    """
+    _, _, q, k, v, ends, pages, largest_batch, *_ = call.tensors()
+    table = pages.like(ends.shape[0] - 1, -(-pages.shape[0] // largest_batch.shape[0]))
+    return _attention_to_pages(call, q, k, v, table)
+
+
+def _pages_of_one_token(call: OperatorCall) -> CapturedRow:
+    """`mha_batch_prefill`: queries, caches (tokens, N, D), ends, ends in a list of tokens, the list, most of each."""
+    q, k, v, ends = (call.tensor(at) for at in range(4))
+    k, v = (each.like(each.shape[0], 1, *each.shape[1:]) for each in (k, v))
+    return _attention_to_pages(call, q, k, v, ends.like(ends.shape[0] - 1, call.value(7)))
+
+
+def _store(call: OperatorCall) -> CapturedRow:
+    """`store_cache`: keys and values (T, N x D), caches (tokens, N x D), slots. N is not told: a line is one head."""
+    k, v, *caches = [call.told(at) for at in range(4)]
+    new = [each.like(each.shape[0], 1, each.shape[1]) for each in (k, v)]
+    stored = [each.like(each.shape[0], 1, 1, each.shape[1]) for each in caches]
+    return call.row("ReshapeAndCacheNdKernel", [*new, *stored, numbers(call.tensor(4).shape[0], "INT32")], stored)
+
+
+def _pad(call: OperatorCall) -> CapturedRow:
+    """`constant_pad_nd`: x, elements before and after each axis, from the last one on."""
+    x, padding = call.told(0), call.value(1)
+    call.expect(not any(padding[::2]) and min(padding) >= 0, "padding before an axis, or a cut")
+    after = [*[0] * (len(x.shape) - len(padding) // 2), *padding[:0:-2]]
+    return call.row("PadV3", [x, numbers(2 * len(x.shape)), x.like()], [x.like(*map(int.__add__, x.shape, after))])
 
 
 _NORM = layout("RmsNorm", "1; 2 -> 0; 1.rows")
@@ -243,15 +282,19 @@ OPERATORS: Mapping[str, RowMaker] = {
     "_vllm_fa3_C::fwd": _lengths_on_device,
     "sgl_kernel::fwd": _lengths_on_device,
     "flash_attn::_flash_attn_varlen_forward": _lengths_on_device,
+    "sglang_profiler::attention_paged_attention_ragged": _pages_in_one_list,
+    "aiter::mha_batch_prefill": _pages_of_one_token,
     # Norms and activations.
     "aten::_fused_rms_norm": layout("RmsNorm", "0; 2 -> 0; 0.rows", ones=True),
     "aten::native_layer_norm": layout("LayerNormV4", "0; [1]:INT32; 2; 3 -> 0; 0.rows; 0.rows", ones=True),
     "_C::rms_norm": _NORM,
     "sgl_kernel::rmsnorm": _NORM,
     "sgl_kernel::gemma_rmsnorm": _NORM,
+    "aiter::rmsnorm": _NORM,
     "_C::fused_add_rms_norm": _ADD_NORM,
     "sgl_kernel::fused_add_rmsnorm": _ADD_NORM,
     "sgl_kernel::gemma_fused_add_rmsnorm": _ADD_NORM,
+    "aiter::add_rmsnorm": layout("AddRmsNorm", "1; 2; 4 -> 0; 0.rows; 3"),
     "_C::silu_and_mul": _SWIGLU,
     "sgl_kernel::silu_and_mul": _SWIGLU,
     # Elementwise.
@@ -279,6 +322,7 @@ OPERATORS: Mapping[str, RowMaker] = {
     # Movement.
     "aten::copy_": rows.copy,
     "aten::cat": rows.concatenation,
+    "aten::constant_pad_nd": _pad,
     "aten::fill_": layout("Fill", "0.rank; =0 -> 0"),
     "aten::zero_": layout("Fill", "0.rank; =0 -> 0"),
     "aten::arange": _count_up,
@@ -305,6 +349,7 @@ OPERATORS: Mapping[str, RowMaker] = {
     "_C::rotary_embedding": _rope,
     "sgl_kernel::rotary_embedding": _rope,
     "_C_cache_ops::reshape_and_cache_flash": layout("ReshapeAndCacheNdKernel", "0; 1; 2; 3; 4:INT32 -> 2; 3"),
+    "sglang::store_cache": _store,
     # Routing and quantization.
     "_moe_C::topk_softmax": layout("MoeGatingTopK", "3 -> 0@3; 1:INT32"),
     "sgl_kernel::topk_softmax": layout("MoeGatingTopK", "2 -> 0@2; 1:INT32"),
@@ -335,7 +380,9 @@ _NO_ROW: Mapping[str, LeftOut] = {
 }
 
 #: Operators of aten that launch kernels through others of the table, which belong to them.
-_OUTER = frozenset(["aten::embedding", "aten::index_select", "aten::sort", "aten::topk", "aten::cumsum"])
+_OUTER = frozenset(
+    f"aten::{name}" for name in ("embedding", "index_select", "sort", "topk", "cumsum", "constant_pad_nd")
+)
 _SDPA, _COMPILED = "aten::_scaled_dot_product_", "triton_"
 
 
@@ -370,6 +417,8 @@ def _maker(name: str) -> RowMaker | None:
     if name.startswith(_COMPILED):
         # A kernel of torch.compile is a type of its own: all its tensors are inputs, as results are among them.
         return lambda call: call.row(name, call.tensors(), [])
+    if name.startswith("sglang_profiler::"):
+        name = name.rstrip("0123456789").removesuffix("_")
     return OPERATORS.get(name) or (OPERATORS.get(name.removesuffix("_")) if name.startswith("aten::") else None)
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from opatlas.ask.compare.calls import MISSING, Basis, CallPair
+from opatlas.ask.compare.calls import MISSING, Basis, CallPair, captured_call
 from opatlas.ask.compare.comparison import FAST, DatabaseComparison, RivalFigures, RowComparison
 from opatlas.ask.compare.databases import ComparedDatabase
 from opatlas.formats import microseconds, percent, ratio
@@ -216,6 +216,12 @@ def _losses(comparison: DatabaseComparison, rivals: Sequence[ComparedDatabase]) 
         told = [(each, count) for each, count in reasons.most_common() if each[0] != Status.MEASURED.value]
         rows += ((rival.label, count, *each) for each, count in told[:_REASONS_SHOWN])
         left_out += len(told[_REASONS_SHOWN:])
-        if missing := sum(call.status == MISSING for call in calls):
-            rows.append((rival.label, missing, MISSING, "no such row, or it never ran"))
+        missing = Counter(
+            f"captured, not replayed: {rival.path}@captures compares these"
+            if call.row is not None and captured_call(call.row).duration is not None
+            else "no such row, or it never ran"
+            for call in calls
+            if call.status == MISSING
+        )
+        rows += ((rival.label, count, MISSING, why) for why, count in missing.items())
     return Table(("database", "rows", "status", "reason"), rows, "rows without a speed-up", left_out)

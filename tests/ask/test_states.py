@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -211,6 +212,8 @@ def test_captures_against_replays(tmp_path: Path, capsys: pytest.CaptureFixture[
     verdicts = [row["pairs"]["now"]["verdict"] if row["pairs"] else "" for row in found["rows"]]
     assert verdicts == ["SAME", "SLOW", "AMBIGUOUS", "NOT COMPARABLE", "", ""]
     assert (found["rivals"][0]["all"]["lost"], found["rivals"][0]["all"]["new"]) == (1, 1)
+    assert main(["compare", f"{folder}@captures", str(folder)]) == 0
+    assert re.search(r" 1 +missing +captured, not replayed: \S*@captures ", capsys.readouterr().out)
 
 
 def test_a_device_stands_for_its_default_database() -> None:

@@ -44,6 +44,12 @@ def test_a_step_near_the_peak_runs_at_the_power_cap() -> None:
     assert found.power_cap_us == pytest.approx(0.1 * 1000)
 
 
+def test_captured_calls_are_in_their_place_and_at_the_clock_of_a_step() -> None:
+    found = step_time(cost(500.0, source="captured"), CONSTANTS)
+    assert found is not None
+    assert (found.gaps_us, found.place_us, found.power_cap_us) == (6.0, 0.0, 0.0)
+
+
 def test_a_step_of_a_device_without_measured_steps_has_no_time() -> None:
     assert step_time(cost(100.0, "AMD_EPYC")) is None
     assert step_time(cost(100.0)) is not None

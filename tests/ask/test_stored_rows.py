@@ -73,6 +73,9 @@ def test_a_captured_average_of_two_populations_is_reported(tmp_path: Path, popul
     assert populations in answer.note
     many = database.query_many("MatMulV2", rows)
     assert (many["Quality"][0], many["Instrument"][0]) == (quality, "capture")
+    of_trace = {"Profiling Populations": "", "Profiling Kernel Names": "a + b", "Profiling Source": "CUDA graph"}
+    write_table(tmp_path, "MatMulV2", rows.assign(**of_trace))
+    assert opatlas.open(tmp_path).query("MatMulV2", "16,1024;512,1024").note == "CUDA graph: a + b"
 
 
 @pytest.mark.parametrize(

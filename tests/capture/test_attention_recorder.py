@@ -367,11 +367,13 @@ def lengths_tensor(*lengths):
     return torch.tensor(lengths, dtype=torch.int32)
 
 
-def test_calls_of_flash_attention_on_gpus(flash, tmp_path):
+@pytest.mark.parametrize("inference", [False, True])
+def test_calls_of_flash_attention_on_gpus(flash, tmp_path, inference):
+    """Engines run in inference mode, in which tensors have no versions."""
     original = flash.vllm.flash_attn_varlen_func
-    query, cache = torch.zeros(6, 4, 16), torch.zeros(99, 32, 2, 16)
-    table, ends, keys = torch.zeros(3, 8, dtype=torch.int32), lengths_tensor(0, 1, 2, 6), lengths_tensor(40, 7, 64)
-    with record_attention(tmp_path / "calls.jsonl"):
+    with torch.inference_mode(inference), record_attention(tmp_path / "calls.jsonl"):
+        query, cache = torch.zeros(6, 4, 16), torch.zeros(99, 32, 2, 16)
+        table, ends, keys = torch.zeros(3, 8, dtype=torch.int32), lengths_tensor(0, 1, 2, 6), lengths_tensor(40, 7, 64)
         of_step = {"seqused_k": keys, "causal": True, "block_table": table}
         for _ in range(3):
             assert flash.vllm.flash_attn_varlen_func(query, cache, cache, 4, ends, 64, **of_step) is query

@@ -77,3 +77,22 @@ def test_the_waits_of_a_device_are_not_those_of_another(export: Path) -> None:
         )
     database.close()
     assert diagnose(export).table.frame.groupby("Device_id").get_group("0")["Wait Time(us)"].tolist() == before
+
+
+@pytest.mark.parametrize("damage", ["deviceId = NULL", '"end" = 0'])
+def test_damaged_events_cost_only_themselves(export: Path, damage: str) -> None:
+    with sqlite3.connect(export) as database:
+        database.execute(f"UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET {damage}")
+    database.close()
+    Aggregate().add_file(export)
+    found = diagnose(export)
+    assert (found.table.frame["Duration(us)"] > 0).all()
+    assert len(found.table.problems) == (damage == '"end" = 0')
+
+
+def test_captures_of_two_gpus_have_no_common_peaks(export: Path) -> None:
+    with sqlite3.connect(write_export(export.with_name("report2.sqlite"))) as database:
+        database.execute("UPDATE TARGET_INFO_GPU SET name = 'NVIDIA B200'")
+    database.close()
+    found = diagnose(export.parent)
+    assert (found.table.device, found.peaks.origin) == ("", "")

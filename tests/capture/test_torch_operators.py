@@ -81,6 +81,7 @@ CAT = (
     "void at::native::(anonymous namespace)::CatArrayBatchedCopy<at::native::(anonymous namespace)::OpaqueType<{}u>, 4>"
 )
 SLICED = tensor(1, 512, 2816, strides=(2883584, 5632, 1))
+TOKENS = "99,1,1,64;99,1,1,64"
 MASK, MASKED = tensor(8, 8), "FlashAttentionScore 1,4,8,6;1,4,8,6;1,4,8,6"
 #: Operators as in traces of an H200, and their rows.
 ROWS = {
@@ -205,6 +206,25 @@ ROWS = {
         ),
         f"{MASKED};;;;8,8 | BF16;BF16;BF16;;;;BOOL -> 1,4,8,8;1,4,8,8;;1,4,8,6 | FLOAT;FLOAT;;BF16",
     ),
+    "a norm of aiter": (
+        ("aiter::rmsnorm", tensor(8, 64), tensor(8, 64), tensor(64), scalar(1e-6)),
+        "RmsNorm 8,64;64 | BF16;BF16 -> 8,64;8,1 | BF16;FLOAT",
+    ),
+    "a norm of aiter with a sum": (
+        ("aiter::add_rmsnorm", *[tensor(8, 64)] * 4, tensor(64), scalar(1e-6)),
+        "AddRmsNorm 8,64;8,64;64 | BF16;BF16;BF16 -> 8,64;8,1;8,64 | BF16;FLOAT;BF16",
+    ),
+    "a cache by tokens": (
+        (
+            *("sglang::store_cache", tensor(8, 64), tensor(8, 64, strides=(96, 1)), *[tensor(99, 64)] * 2),
+            *(tensor(8, dtype=I64), scalar(128), scalar(0)),
+        ),
+        f"ReshapeAndCacheNdKernel 8,1,64;8,1,64;{TOKENS};8 | BF16;BF16;BF16;BF16;INT32 -> {TOKENS} | BF16;BF16",
+    ),
+    "padding after the data": (
+        ("aten::constant_pad_nd", tensor(8, 6, 60), scalar([0, 4, 0, 2]), scalar(0.0)),
+        "PadV3 8,6,60;6; | BF16;INT64;BF16 -> 8,8,64 | BF16",
+    ),
     "a compiled kernel": (
         ("triton_poi_fused_add_0", tensor(8, 4), tensor(8, 4), scalar(32)),
         "triton_poi_fused_add_0 8,4;8,4 | BF16;BF16 ->  | ",
@@ -247,6 +267,7 @@ LEFT_OUT = {
     "a factor": ("aten::add", tensor(8, 4), tensor(8, 4), scalar(2)),
     "another axis": ("aten::_softmax", tensor(8, 4), scalar(0), scalar(False)),
     "a tensor that no slot has": ("aten::clamp", tensor(8, 4), tensor(8, 4), NONE),
+    "padding before the data": ("aten::constant_pad_nd", tensor(8, 4), scalar([1, 0]), scalar(0.0)),
     "index tensors": ("aten::index", tensor(8, 4), NONE),
     "not of whole numbers": ("aten::bitwise_and", tensor(8, dtype=I64), tensor(8, dtype=I64)),
     "fewer arguments": ("aten::mm", tensor(8, 4)),
@@ -377,12 +398,26 @@ def paged() -> CapturedRow:
     return made("_vllm_fa3_C::fwd", q, pages, pages, ends, tensor(3, dtype=I32), tensor(3, 8, dtype=I32))
 
 
+def ragged() -> CapturedRow:
+    """The same step as aiter of SGLang gets it, with a list of 32 pages for each of 64 sequences."""
+    q, pages, ends, listed = tensor(6, 4, 16), tensor(4096, 1, 2, 16), tensor(4, dtype=I32), tensor(2048, dtype=I32)
+    work, last = tensor(9, dtype="unsigned char"), tensor(64, dtype=I32)
+    return made("sglang_profiler::attention_paged_attention_ragged_7", q, work, q, pages, pages, ends, listed, last)
+
+
+def of_tokens() -> CapturedRow:
+    q, cache, ends = tensor(6, 4, 16), tensor(4096, 2, 16), tensor(4, dtype=I32)
+    return made("aiter::mha_batch_prefill", q, cache, cache, ends, ends, tensor(80, dtype=I32), scalar(4), scalar(32))
+
+
 def test_attention_without_lengths_says_so_and_is_not_replayed() -> None:
     ends = tensor(4, dtype=I32)
     packed = made("flash_attn::_flash_attn_varlen_forward", tensor(6, 4, 16), *[tensor(6, 2, 16)] * 2, ends, ends)
     assert paged().cells[col.INPUT_SHAPES].startswith("6,4,16;24,32,32;24,32,32;;2048,2048;3;3;")
     assert packed.cells[col.INPUT_SHAPES].startswith("6,4,16;6,2,16;6,2,16;;2048,2048;3;3;")
-    for row in (paged(), packed):
+    for row in (ragged(), of_tokens()):
+        assert row.cells[col.INPUT_SHAPES].startswith("6,4,16;96,1,32;96,1,32;;2048,2048;3;3;;;;;;;;3,32;")
+    for row in (paged(), packed, ragged(), of_tokens()):
         column, cell = col.WITHOUT_LENGTHS
         assert row.cells[column] == cell
         with pytest.raises(Unsupported):
@@ -396,8 +431,10 @@ def test_given_lengths_fill_the_rows_of_such_a_batch() -> None:
     cells = GivenLengths.parse("2x1:40, 4:64").cells(key)
     assert cells is not None
     assert [cells[name] for name in col.RUNTIME_IN_SIGNATURE] == ["1,2,6", "40,40,64", "4", "2", "3", "TND", "32"]
-    filled = {**row.cells, **{name: cell for name, cell in cells.items() if cell}}
-    expect_replay(CapturedRow(row.kernel_type, filled | {col.WITHOUT_LENGTHS[0]: "complete"}))
+    for each in (row, ragged(), of_tokens()):
+        known = GivenLengths.parse("2x1:40, 4:64" if each is row else "2x1:30, 4:32").cells(row_key(each.cells)) or {}
+        filled = {**each.cells, **{name: cell for name, cell in known.items() if cell}}
+        expect_replay(CapturedRow(each.kernel_type, filled | {col.WITHOUT_LENGTHS[0]: "complete"}))
     # Another number of sequences, another number of queries.
     assert GivenLengths.parse("6x1:40").cells(key) is None
     assert GivenLengths.parse("3x1:40").cells(key) is None

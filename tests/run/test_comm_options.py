@@ -205,7 +205,7 @@ def test_meaningless_values_are_refused(arguments: list[str], value: str, capsys
 
 def test_collectives_are_named_alone() -> None:
     def asked(*arguments: str) -> bool:
-        option = SimpleNamespace(tasks=None, suite=None, prof_path=None)
+        option = SimpleNamespace(tasks=None, suite=None, prof_path=None, step=())
         return scope_of(SimpleNamespace(args=list(arguments), option=option)) is Scope.COLLECTIVES  # type: ignore[arg-type]
 
     assert not asked("bench/")

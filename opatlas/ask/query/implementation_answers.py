@@ -338,12 +338,14 @@ def _why(stored: RowDuration) -> str:
 
 
 def _note(stored: RowDuration) -> str:
-    """Returns the note of a stored row: populations of a capture's launches, a failed run, a composition."""
+    """Returns the note of a stored row: populations and kernels of a capture, a failed run, a composition."""
     if stored.lost:
         return f"the last run of the row ended with status {stored.lost}: the duration is of an earlier one"
     if stored.is_captured and stored.duration.quality:
         # The duration is the average: neither population may have it.
         return f"the capture has {stored.row.cell(col.PROFILING_POPULATIONS)}: the duration is the average of all"
+    if stored.is_captured and (kernels := stored.row.cell(col.PROFILING_KERNEL_NAMES)):
+        return f"{stored.row.cell(col.PROFILING_SOURCE)}: {kernels}"
     return "" if stored.composed is not None else UNKNOWN_COMPOSITION
 
 

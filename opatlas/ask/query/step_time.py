@@ -12,6 +12,7 @@ from math import hypot
 from typing import TYPE_CHECKING
 
 from opatlas.row.communication import BY_KERNEL_TYPE
+from opatlas.row.quality import Source
 from opatlas.row.roofline import device_peak
 
 if TYPE_CHECKING:
@@ -77,6 +78,8 @@ def step_time(cost: ModelCost, constants: StepConstants | None = None) -> StepTi
     known = [part for part in cost.parts if part.us is not None]
     own = [part for part in known if part.kernel_type not in BY_KERNEL_TYPE]
     calls, messages = sum(part.calls for part in own), sum(part.calls for part in known if part not in own)
+    # A capture of a step has its calls in their place, at the clock of the step.
+    alone = [part for part in own if part.source != Source.CAPTURED.value]
     own_us = sum(part.us or 0.0 for part in own)
     peak = device_peak(device).tera_ops.get(cost.dtype)
     done = sum((part.tera_ops or 0.0) * (part.us or 0.0) for part in own)
@@ -84,9 +87,9 @@ def step_time(cost: ModelCost, constants: StepConstants | None = None) -> StepTi
     found = StepTime(
         cost.us,
         constants.gap_us * (calls + messages),
-        constants.place_us * calls,
+        constants.place_us * sum(part.calls for part in alone),
         constants.message_us * messages,
-        constants.capped * own_us if is_capped else 0.0,
+        constants.capped * sum(part.us or 0.0 for part in alone) if is_capped else 0.0,
     )
     low, high = cost.interval_us
     has_experts = any(part.kernel_type == "GroupedMatmul" for part in known)

@@ -53,6 +53,7 @@ from opatlas.row.columns import (
     SPAN,
     STAND_IN,
 )
+from opatlas.row.quality import LONGEST_US
 from opatlas.row.slots import strip_quotes
 from opatlas.text import pluralize
 
@@ -153,7 +154,7 @@ def _read_captures(place: Path) -> KernelLines:
     frames: list[pd.DataFrame] = []
     source_names: dict[str, str] = {}
     problems: list[str] = []
-    device = ""
+    devices = set[str]()
     paths = find_captures(place).files
     for path in paths:
         try:
@@ -165,8 +166,8 @@ def _read_captures(place: Path) -> KernelLines:
                 source_names |= {own: name for own, name in named.items() if own != name}
             else:
                 read = kind_of_capture(path).launches(path)
-                device = device or read.device_name
-                frame = _launch_frame(read, problems)
+                devices.add(read.device_name)
+                frame = _launch_frame(path, read, problems)
                 frame.attrs["counters"] = frozenset()
         except TableError as error:
             if len(paths) == 1:
@@ -181,6 +182,8 @@ def _read_captures(place: Path) -> KernelLines:
         raise OpAtlasError("\n".join([*problems, none]))
     frame, joined = _joined(frames)
     frame = frame.assign(**{LAUNCHES: 1.0, CAPTURED: True})
+    # Captures of several devices have no common peaks.
+    device = devices.pop() if len(devices) == 1 else ""
     return KernelLines(place, frame, device, source_names=source_names, problems=problems, joined=joined)
 
 
@@ -244,9 +247,12 @@ def _capture_frame(path: Path, header: CaptureHeader, problems: list[str]) -> pd
     return frame
 
 
-def _launch_frame(read: Launches, problems: list[str]) -> pd.DataFrame:
+def _launch_frame(path: Path, read: Launches, problems: list[str]) -> pd.DataFrame:
     """Returns the launches of a capture that is no table. A launch waits while the host launches it."""
+    timed = [launch for launch in read.launches if 0 < launch.duration_us <= LONGEST_US]
     problems += read.problems
+    if without := len(read.launches) - len(timed):
+        problems.append(f"{path}: {pluralize(without, 'launch', 'launches')} without a duration: left out")
     frame: pd.DataFrame = pd.DataFrame(
         [
             {
@@ -260,11 +266,11 @@ def _launch_frame(read: Launches, problems: list[str]) -> pd.DataFrame:
                 LINE: launch.start_ns,
                 DURATION: launch.duration_us,
                 CALL_US: launch.duration_us if launch.call_us is None else launch.call_us,
-                START_US: (launch.start_ns - read.launches[0].start_ns) / 1e3,
+                START_US: (launch.start_ns - timed[0].start_ns) / 1e3,
                 QUEUED_US: launch.queued_us,
                 WAIT: np.nan,
             }
-            for launch in read.launches
+            for launch in timed
         ]
     )
     for _, own in frame.astype({QUEUED_US: np.float64}).groupby(DEVICE_ID) if len(frame) else ():
@@ -291,7 +297,7 @@ def _launches(
     part = pd.DataFrame(columns)
     # A blank line is a row with empty cells.
     there = (part[TYPE] != "").to_numpy()
-    timed = np.isfinite(chunk.duration_us) & (chunk.duration_us > 0)
+    timed = (chunk.duration_us > 0) & (chunk.duration_us <= LONGEST_US)
     if len(without := np.flatnonzero(there & ~timed)):
         problems.append(
             f"{path}:{chunk.line_of(int(without[0]))}: {header.duration} {chunk.duration_text(int(without[0]))!r} is "
