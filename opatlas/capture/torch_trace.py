@@ -54,31 +54,19 @@ _DTYPE_BYTES = {"BFloat16": 2, "Half": 2, "Float": 4, "Double": 8, "Long": 8, "I
 _DEVICE = {"kernel": CallKind.LAUNCH, "gpu_memcpy": CallKind.MEMCPY, "gpu_memset": CallKind.MEMSET}
 
 
-_ARGS = {
-    "dims": "Input Dims",
-    "types": "Input type",
-    "strides": "Input Strides",
-    "values": "Concrete Inputs",
-    "node": "graph node id",
-    "collective": "Collective name",
-    "sent": "In msg nelems",
-    "ranks": "Group size",
-}
-
-
-class _Args(msgspec.Struct, frozen=True, gc=False, rename=_ARGS):
+class _Args(msgspec.Struct, frozen=True, gc=False):
     correlation: int = 0
     device: int | str = 0
     stream: int | str = 0
-    node: int = 0
-    dims: msgspec.Raw = _NO_LIST
-    types: msgspec.Raw = _NO_LIST
-    strides: msgspec.Raw = _NO_LIST
-    values: msgspec.Raw = _NO_LIST
-    collective: str = ""
-    sent: int = 0
+    node: int = msgspec.field(default=0, name="graph node id")
+    dims: msgspec.Raw = msgspec.field(default=_NO_LIST, name="Input Dims")
+    types: msgspec.Raw = msgspec.field(default=_NO_LIST, name="Input type")
+    strides: msgspec.Raw = msgspec.field(default=_NO_LIST, name="Input Strides")
+    values: msgspec.Raw = msgspec.field(default=_NO_LIST, name="Concrete Inputs")
+    collective: str = msgspec.field(default="", name="Collective name")
+    sent: int = msgspec.field(default=0, name="In msg nelems")
     dtype: str = ""
-    ranks: int = 0
+    ranks: int = msgspec.field(default=0, name="Group size")
 
 
 class _Event(msgspec.Struct, gc=False):
@@ -117,13 +105,13 @@ def _number(numbers: dict[str, int], name: str, names: list[str]) -> int:
     return number
 
 
-class TraceHeader(msgspec.Struct, rename={"gpus": "deviceProperties", "ranks": "distributedInfo"}):
+class TraceHeader(msgspec.Struct):
     """What a trace says of its machine."""
 
-    gpus: list[_Gpu] = []
+    gpus: list[_Gpu] = msgspec.field(default_factory=list, name="deviceProperties")
     cuda_runtime_version: int = 0
-    baseTimeNanoseconds: int | None = None  # noqa: N815
-    ranks: _Ranks | None = None
+    base_ns: int | None = msgspec.field(default=None, name="baseTimeNanoseconds")
+    ranks: _Ranks | None = msgspec.field(default=None, name="distributedInfo")
 
     @property
     def cuda(self) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -109,39 +109,35 @@ def ingest(
             database_path = default_path(device, given)
         records_mb = sum(map(size_mb, attention_records))
     database = Database(database_path)
-    done = _Done({"database": database_path})
+    found_by = list[Result]()
     if profiling_path is not None:
         software = dataclasses.replace(given, nccl=None, cuda=given.cuda if traces else None)
         request = IngestRequest(profiling_path, replace, mixed, device, software, manifest_options, shapes_from)
-        _ingest(database, found, request, done)
+        found_by.append(_ingest(database, found, request))
     if attention_records or lengths:
         try:
-            _fill(database, tuple(dict.fromkeys(attention_records)), records_mb, lengths, done)
+            found_by.append(_fill(database, tuple(dict.fromkeys(attention_records)), records_mb, lengths))
         except OpAtlasError as error:
             if profiling_path is None:
                 raise
-            done.problems.append(str(error))
+            found_by.append(Result(json={}, problems=[str(error)]))
     for warning in database.misspelt_columns():
         print_note(f"warning: {warning}")
-    return Result(done.parts, json=done.json, problems=done.problems, status=1 if done.problems else 0)
+    content: dict[str, Any] = {"database": database_path}
+    for each in found_by:
+        content |= each.json
+    problems = [problem for each in found_by for problem in each.problems]
+    return Result([part for each in found_by for part in each.parts], content, problems, status=1 if problems else 0)
 
 
-@dataclass
-class _Done:
-    json: dict[str, Any]
-    parts: list[Part] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-
-
-def _ingest(database: Database, found: FoundCaptures, request: IngestRequest, into: _Done) -> None:
+def _ingest(database: Database, found: FoundCaptures, request: IngestRequest) -> Result:
     done = ingest_captures(database, found.files, request)
     done.problems[:0] = found.unparsed
     if done.manifest is None and not done.already:
         left_out = f"all {done.account.rows:,} rows were left out" if done.files else "no capture can be read"
         done.problems.append(f"nothing was ingested: {left_out}")
-    into.parts += [*_capture_parts(done, found.not_read), *_database_parts(database, done)]
-    into.json["captures"] = _captures_json(done)
-    into.problems += done.problems
+    parts = [*_capture_parts(done, found.not_read), *_database_parts(database, done)]
+    return Result(parts, {"captures": _captures_json(done)}, done.problems)
 
 
 def _capture_parts(done: IngestResult, not_read: Sequence[tuple[str, Sequence[Path]]]) -> Iterator[Part]:
@@ -252,9 +248,7 @@ def _captures_json(done: IngestResult) -> dict[str, object]:
     }
 
 
-def _fill(
-    database: Database, files: Sequence[Path], total_mb: float, lengths: Sequence[GivenLengths], into: _Done
-) -> None:
+def _fill(database: Database, files: Sequence[Path], total_mb: float, lengths: Sequence[GivenLengths]) -> Result:
     with usage_errors():
         expect_folder(database.path, _MAKES)
     report = None
@@ -273,10 +267,9 @@ def _fill(
         rows = [(place, count, key) for kind, count, place, key in outcome.unmatched if kind == what]
         counts[name] = sum(count for _, count, _ in rows)
         tables += _table((f"unmatched {what}", "count", "key"), rows)
-    into.json["attention_records"] = {**counts, "problems": problems}
-    into.parts.append(Fields({name.replace("_", " "): count for name, count in counts.items()}))
-    into.parts += [Fields({"database": str(database.path), "unmatched": report and str(report)}), *tables]
-    into.problems += problems
+    facts = Fields({name.replace("_", " "): count for name, count in counts.items()})
+    written = Fields({"database": str(database.path), "unmatched": report and str(report)})
+    return Result([facts, written, *tables], {"attention_records": {**counts, "problems": problems}}, problems)
 
 
 def _table(columns: Sequence[Column | str], rows: Sequence[Sequence[Any]]) -> Iterator[Table]:

@@ -357,7 +357,8 @@ def _served_parts(found: Sequence[ComparedPoint], left: Sequence[tuple[ServedPoi
 
 def _note(part: PartCost) -> str:
     other = "other dtypes" if part.other_dtypes else ""
-    return ", ".join(filter(None, (part.reason, _COMPOSED[part.composed], other)))
+    load = f"{part.expert_load} load" if part.expert_load else ""
+    return ", ".join(filter(None, (part.reason, _COMPOSED[part.composed], other, load)))
 
 
 def _share(us: float, cost: ModelCost) -> str | None:

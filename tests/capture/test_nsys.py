@@ -88,3 +88,11 @@ def test_damaged_events_cost_only_themselves(export: Path, damage: str) -> None:
     found = diagnose(export)
     assert (found.table.frame["Duration(us)"] > 0).all()
     assert len(found.table.problems) == (damage == '"end" = 0')
+
+
+def test_captures_of_two_gpus_have_no_common_peaks(export: Path) -> None:
+    with sqlite3.connect(write_export(export.with_name("report2.sqlite"))) as database:
+        database.execute("UPDATE TARGET_INFO_GPU SET name = 'NVIDIA B200'")
+    database.close()
+    found = diagnose(export.parent)
+    assert (found.table.device, found.peaks.origin) == ("", "")

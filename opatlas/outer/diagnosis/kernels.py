@@ -154,7 +154,7 @@ def _read_captures(place: Path) -> KernelLines:
     frames: list[pd.DataFrame] = []
     source_names: dict[str, str] = {}
     problems: list[str] = []
-    device = ""
+    devices = set[str]()
     paths = find_captures(place).files
     for path in paths:
         try:
@@ -166,7 +166,7 @@ def _read_captures(place: Path) -> KernelLines:
                 source_names |= {own: name for own, name in named.items() if own != name}
             else:
                 read = kind_of_capture(path).launches(path)
-                device = device or read.device_name
+                devices.add(read.device_name)
                 frame = _launch_frame(path, read, problems)
                 frame.attrs["counters"] = frozenset()
         except TableError as error:
@@ -182,6 +182,8 @@ def _read_captures(place: Path) -> KernelLines:
         raise OpAtlasError("\n".join([*problems, none]))
     frame, joined = _joined(frames)
     frame = frame.assign(**{LAUNCHES: 1.0, CAPTURED: True})
+    # Captures of several devices have no common peaks.
+    device = devices.pop() if len(devices) == 1 else ""
     return KernelLines(place, frame, device, source_names=source_names, problems=problems, joined=joined)
 
 
