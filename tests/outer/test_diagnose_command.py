@@ -105,6 +105,20 @@ def test_prompts_have_the_interface_of_kernels_with_a_replay(
     assert "@implements" not in text
 
 
+def test_the_row_of_a_database_keeps_its_load_of_experts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    header = "Input Shapes,Input Data Types,Input Formats,Output Shapes,Output Data Types,Output Formats,Expert Load"
+    row = '"9,8;5,8,7;;;;;;5",DT_BF16;DT_BF16;;;;;;INT64,ND;ND;;;;;;ND,"9,7",DT_BF16,ND,random'
+    (tmp_path / "GroupedMatmul.csv").write_text(f"{header},Average Duration(us)\n{row},9.5\n")
+    found: dict[str, str] = {}
+    monkeypatch.setattr(
+        "opatlas.outer.diagnosis.improve._interface", lambda kind, cells, out: found.update(cells) or ""
+    )
+    _json(capsys, tmp_path, "--row", "1", "--output", tmp_path / "out")
+    assert found["Expert Load"] == "random"
+
+
 class PlannedBench:
     """In place of RowBench: nothing is measured, and each candidate gets the next of some judgements."""
 

@@ -31,6 +31,7 @@ from opatlas.outer.judging.rules import judge_source
 from opatlas.row.columns import (
     BASE,
     CACHE_STATE,
+    EXPERTS,
     KERNEL_NAMES,
     MICROBENCH_DEVICE_KERNELS,
     RUNTIME_IN_SIGNATURE,
@@ -276,7 +277,7 @@ def ask(
     code = "" if source is None else _read_source(source)
     language = "" if file is None else str(language_here(file))
     suffix = ".py" if source is None else source.suffix
-    names = (*BASE, *RUNTIME_IN_SIGNATURE)
+    names = (*BASE, *EXPERTS, *RUNTIME_IN_SIGNATURE)
     cells = {name: str(cell) for name in names if (cell := found.table.cell(name, ranked.line)) != ""}
     interface = _interface(kernel_type, cells, output)
     prompt = prompt_text(
