@@ -30,7 +30,7 @@ NOT_RUN, XFAILED, WITHOUT_REPLAY, GIVEN_UP = "not run", "xfailed", "without a re
 #: Columns that a replay may need.
 _CALL = (
     *col.BASE,
-    col.EP_SIZE,
+    *col.EXPERTS,
     *col.RUNTIME,
     col.LEGACY_AVG_SEQ_LEN,
     *col.MESSAGE,

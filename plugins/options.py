@@ -42,6 +42,12 @@ def _shard(text: str) -> Shard:
     return Shard(index, count)
 
 
+def _loads(text: str) -> tuple[str, ...]:
+    if wrong := [word for word in names(text) if experts.load_shares(word, 2, 1) is None]:
+        raise argparse.ArgumentTypeError(f"{wrong[0]!r}: give random, or a power law such as 'power law 1.2'")
+    return names(text)
+
+
 class InstrumentChoice(NamedTuple):
     """The instrument, None for the best one, and the group of hardware counters that it records on an NPU."""
 
@@ -262,6 +268,15 @@ THEORY_ROWS = (
         default=(),
         help="take shapes of these models only: names of built-in models, config.json files "
         "(default: the built-in models, and shapes of no model in particular)",
+    ),
+    declare(
+        "--expert-load",
+        Scope.THEORY,
+        type=_loads,
+        metavar="LOAD[,LOAD...]",
+        default=("",),
+        help="the rows of each expert in grouped products: random, or a power law such as 'power law 1.2', in turn "
+        "(default: equally many)",
     ),
     declare(
         "--rows",

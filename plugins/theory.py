@@ -105,6 +105,7 @@ class Theory:
             budget_bytes,
             sample_rows,
             is_npu=kind_named(kind).is_native,
+            loads=option.expert_load,
         )
         return TheoryPlan(database, kind, request, kernels)
 

@@ -146,8 +146,6 @@ def read_outcomes(
         for file in captures_beside(path) if shapes_from is None else [shapes_from]:
             changed_ns = file.stat().st_mtime_ns if file.exists() else 0
             captures += _captures_in(file, changed_ns, steps=shapes_from is not None)
-    if trace.name and not captures and not any(operator.dims for operator in trace.operators):
-        raise TableError(path, "recorded without the shapes of operators", _SHAPES_REMEDY)
     return TraceOutcomes(trace, captures)
 
 
@@ -157,6 +155,8 @@ def read_torch_trace(
     """Reads the launches of a trace (`CaptureReader`)."""
     outcomes = read_outcomes(path, on_bytes, shapes_from)
     trace = outcomes.trace
+    if trace.name and not outcomes.captures and not any(operator.dims for operator in trace.operators):
+        raise TableError(path, "recorded without the shapes of operators", _SHAPES_REMEDY)
     launches = CapturedLaunches(path, root, duration="dur")
     kinds: list[int] = []
     durations: list[int] = []

@@ -25,7 +25,7 @@ from opatlas.data.manifest import Manifest, code_digest, this_machine
 from opatlas.errors import UsageError
 from opatlas.formats import change, microseconds, number, percent, size
 from opatlas.progress import progress
-from opatlas.row.columns import INPUT_SHAPES
+from opatlas.row.columns import EXPERT_LOAD, INPUT_SHAPES
 from opatlas.row.location import default_path, parse_implementation
 from opatlas.row.record import new_run_id
 from opatlas.row.versions import detect
@@ -357,7 +357,8 @@ def _served_parts(found: Sequence[ComparedPoint], left: Sequence[tuple[ServedPoi
 
 def _note(part: PartCost) -> str:
     other = "other dtypes" if part.other_dtypes else ""
-    return ", ".join(filter(None, (part.reason, _COMPOSED[part.composed], other)))
+    load = f"{part.expert_load} load" if part.expert_load else ""
+    return ", ".join(filter(None, (part.reason, _COMPOSED[part.composed], other, load)))
 
 
 def _share(us: float, cost: ModelCost) -> str | None:
@@ -390,7 +391,7 @@ def _next_parts(opened: OpenDatabase, found: NextRows, added: int) -> Iterator[P
             [
                 (
                     row.kernel_type,
-                    row.cells[INPUT_SHAPES].rstrip(";"),
+                    f"{row.cells[INPUT_SHAPES].rstrip(';')} {row.cells.get(EXPERT_LOAD, '')}".rstrip(),
                     row.gain,
                     row.duration_us,
                     *row.interval_us,

@@ -88,6 +88,8 @@ _MEANINGS: Mapping[ColumnGroup, Mapping[str, str]] = {
     ColumnGroup.CAPTURED_COUNTERS: {"Profiling Average <counter>": "mean of a hardware counter over the launches"},
     ColumnGroup.EXPERTS: {
         "EP Size": "number of devices that share the experts of a layer",
+        "Expert Load": "how many rows of a grouped product each expert has: empty for equally many, `random`, "
+        "`power law 1.2`, or their numbers, `12,0,5`",
     },
     ColumnGroup.RUNTIME: {
         "Runtime source_profile": "the captures of the row, and the files beside them; `theory` of a theory row",
@@ -232,7 +234,7 @@ REQUIRED = (INPUT_SHAPES, INPUT_DTYPES, OUTPUT_SHAPES, OUTPUT_DTYPES)
 MESSAGE_BYTES, NUM_DEVICES, DTYPE, TOPOLOGY_TIER = MESSAGE = columns_of(ColumnGroup.MESSAGE)
 DURATION, BANDWIDTH, BUS_BANDWIDTH = columns_of(ColumnGroup.TRANSFER)
 PROFILING_AVERAGE, PROFILING_MEDIAN, PROFILING_STD = PROFILING_DURATIONS = columns_of(ColumnGroup.CAPTURED)
-(EP_SIZE,) = columns_of(ColumnGroup.EXPERTS)
+EP_SIZE, EXPERT_LOAD = EXPERTS = columns_of(ColumnGroup.EXPERTS)
 RUNTIME = columns_of(ColumnGroup.RUNTIME)
 SAMPLE, ARGUMENTS, FUNCTIONAL, TRACE_COUNT, SAMPLE_TORCH = SUITE = columns_of(ColumnGroup.SUITE)
 TASK_DIGEST, TASK_INPUTS = TASK = columns_of(ColumnGroup.TASK)
@@ -289,6 +291,9 @@ EXPERT_PARALLEL = frozenset(
         "MoeDistributeDispatchV2",
     }
 )
+
+#: Kernels with a matrix for each expert, whose rows may have an Expert Load.
+GROUPED = ("GroupedMatmul", "GroupedMatmulSwigluQuant")
 
 #: A row of attention whose lengths nobody knows, and which is not replayed with assumed ones: (column, cell).
 WITHOUT_LENGTHS = (RUNTIME_PREFIX + "metadata_completeness", "no-lengths")

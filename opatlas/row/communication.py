@@ -139,7 +139,7 @@ CALL = RowKind(
             *col.BASE,
             col.AVERAGE,
             *col.PROFILING_DURATIONS,
-            col.EP_SIZE,
+            *col.EXPERTS,
             *col.RUNTIME,
             *col.SUITE,
             *col.TASK,

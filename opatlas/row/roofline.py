@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from opatlas.errors import CellError
-from opatlas.row.columns import ATTENTION_TYPES, MESSAGE, RUNTIME_PREFIX
+from opatlas.row.columns import ATTENTION_TYPES, GROUPED, MESSAGE, RUNTIME_PREFIX
 from opatlas.row.slots import FP8, Slot, base_type, known_dtype, row_slots
 from opatlas.text import parse_whole
 
@@ -286,19 +286,13 @@ class GroupedSizes(NamedTuple):
     n: int
     k: int
 
-    @property
-    def used(self) -> int:
-        """The most groups that have rows."""
-        return min(self.groups, self.m)
-
-
-#: Their first input is (m, k); the second one has the weights of all groups, whatever their format.
-_GROUPED = ("GroupedMatmul", "GroupedMatmulSwigluQuant")
-
 
 def grouped_sizes(kernel_type: str, inputs: Sequence[Slot]) -> GroupedSizes | None:
-    """Returns the sizes of products of experts; None where the row does not have them."""
-    if kernel_type not in _GROUPED or len(inputs) < 2 or len(inputs[0].shape) != 2 or len(inputs[1].shape) < 3:
+    """Returns the sizes of products of experts; None where the row does not have them.
+
+    The first input is (m, k); the second one has the weights of all groups, whatever their format.
+    """
+    if kernel_type not in GROUPED or len(inputs) < 2 or len(inputs[0].shape) != 2 or len(inputs[1].shape) < 3:
         return None
     m, k = inputs[0].shape
     groups, *others = inputs[1].shape

@@ -205,6 +205,8 @@ def _extra_columns(kernel_type: str, columns: Container[str]) -> Sequence[str]:
         return col.STEP_COLUMNS
     if kernel_type in col.EXPERT_PARALLEL:
         wanted: Sequence[str] = (col.EP_SIZE,)
+    elif kernel_type in col.GROUPED:
+        wanted = (col.EXPERT_LOAD,)
     else:
         wanted = _LENGTHS if kernel_type in _PAGED else col.RUNTIME_IN_SIGNATURE
     return wanted if any(map(columns.__contains__, wanted)) else ()

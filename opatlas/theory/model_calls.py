@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from statistics import mean
 from typing import Any
 
 from opatlas.errors import OpAtlasError, UsageError
-from opatlas.row.columns import DTYPE, INPUT_DTYPES, MESSAGE_BYTES, NUM_DEVICES, RUNTIME_PREFIX, TOPOLOGY_TIER
+from opatlas.row.columns import EXPERT_LOAD, INPUT_DTYPES, MESSAGE, RUNTIME_PREFIX
 from opatlas.row.communication import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, REDUCE_SCATTER, Collective
 from opatlas.row.signature import signature
 from opatlas.row.slots import FP8, known_dtype
@@ -43,7 +43,8 @@ class ModelCall:
         calls: calls in each of these layers, or in the step for a part outside of layers.
         layers: the number of layers with this part; 0 for a part outside of layers.
         twins: further kernel types whose row may have these cells.
-        nearest: the cells that answer where no row has the dtypes of `cells`: those of a cache that is not quantized.
+        nearest: the cells that answer where no row has the dtypes or the load of `cells`: those of a cache that is not
+            quantized, or equally many rows of each expert that has any.
     """
 
     part: str
@@ -295,7 +296,7 @@ class _ModelStep:
         yield from self.products(f"{prefix}down")
 
     def experts(self, experts: RoutedExperts) -> Iterator[ModelCall]:
-        """Yields the calls of mixtures of experts. Tokens are spread evenly over the experts that they choose."""
+        """Yields the calls of mixtures of experts."""
         hidden, tokens, layers, ep = self.model.hidden, self.tokens, experts.layers, self.step.ep
         travels = ep > self.tp
         # Where the width is divided among replicas, each device has the tokens of all of them.
@@ -305,10 +306,6 @@ class _ModelStep:
         width = experts.width if ep > 1 else experts.width // (self.tp * replicas)
         rows = -(-tokens * experts.top_k // self.tp) if ep > 1 else own * experts.top_k
         router = {"m": own, "e": experts.count, "top": experts.top_k}
-        chosen = float(experts.count)
-        if self.step.routing == "random":
-            # Weights of experts without rows are not read.
-            chosen *= 1 - (1 - experts.top_k / experts.count) ** (tokens * self.step.replicas)
         if replicas > 1:
             yield self.collective("tokens_all_gather", ALL_GATHER, replicas, tokens * hidden, layers)
         yield from self.products("router", tokens=own)
@@ -320,8 +317,14 @@ class _ModelStep:
             if self.quantized:
                 yield self.call(f"experts_{part}_quant", "DynamicQuant", "dynamic_quant", layers, m=rows, h=size)
             product = f"grouped_{part}{'_quantized' if self.quantized else ''}"
-            grouped = {"m": rows, "e": max(round(chosen / ep), 1), "w": width}
-            yield self.call(f"experts_{part}", "GroupedMatmul", product, layers, **grouped)
+            of = partial(self.call, f"experts_{part}", "GroupedMatmul", product, layers, m=rows, w=width)
+            grouped = of(e=experts.count // ep)
+            if self.step.routing == "random":
+                # Weights of experts without rows are not read.
+                some = 1 - (1 - experts.top_k / experts.count) ** (tokens * self.step.replicas)
+                few = of(e=max(round(some * experts.count / ep), 1))
+                grouped = replace(grouped, cells={**grouped.cells, EXPERT_LOAD: "random"}, nearest=few.cells)
+            yield grouped
             if part == "gate_up":
                 yield self.call("experts_act", "SwiGlu", "swiglu", layers, m=rows, w=width)
         if travels:
@@ -366,12 +369,7 @@ class _ModelStep:
         known = known_dtype(self.activation)
         assert known is not None
         message = collective.message_bytes(elements * known.bytes, devices, known.bytes)
-        cells = {
-            MESSAGE_BYTES: str(message),
-            NUM_DEVICES: str(devices),
-            DTYPE: f"DT_{known.name}",
-            TOPOLOGY_TIER: str(self.tier),
-        }
+        cells = dict(zip(MESSAGE, (str(message), str(devices), f"DT_{known.name}", str(self.tier)), strict=True))
         return ModelCall(part, collective.kernel_type, cells, 1, layers)
 
     def call(

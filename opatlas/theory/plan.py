@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, zip_longest
+from itertools import chain, product, zip_longest
 from pathlib import Path
 from typing import Protocol
 
@@ -13,7 +13,7 @@ import pandas as pd
 
 from opatlas.data.database import Database
 from opatlas.data.fold import TableFold
-from opatlas.row.columns import AVERAGE, BASE, EP_SIZE, INPUT_DTYPES, INPUT_SHAPES
+from opatlas.row.columns import AVERAGE, BASE, EP_SIZE, EXPERT_LOAD, GROUPED, INPUT_DTYPES, INPUT_SHAPES
 from opatlas.row.location import parse_path
 from opatlas.row.roofline import device_peak
 from opatlas.row.signature import row_cells, signatures
@@ -47,6 +47,7 @@ class Request:
         draw: draws the rows of a sample.
         is_npu: whether the database is one of an NPU; the slots of any other device are in ND.
         forms_of_database: whether rows take the dtypes and formats of the rows in the database.
+        loads: the Expert Loads of grouped products, in turn; "" for equally many rows of each expert.
     """
 
     targets: Targets
@@ -56,6 +57,7 @@ class Request:
     draw: DrawRows
     is_npu: bool = True
     forms_of_database: bool = True
+    loads: tuple[str, ...] = ("",)
 
 
 @dataclass(frozen=True)
@@ -131,14 +133,16 @@ def pattern_spaces(kernel: CatalogKernel, request: Request, known: KnownRows | N
     in_nd = not request.is_npu and not (known is not None and known.has_captured_blocks)
     from_rows = known if request.forms_of_database else None
     spaces = []
-    for pattern in kernel.patterns:
+    loads = request.loads if kernel.kernel_type in GROUPED else ("",)
+    for pattern, load in product(kernel.patterns, loads):
+        loaded = replace(pattern, cells={**pattern.cells, EXPERT_LOAD: load}) if load else pattern
         forms = [
             form.in_nd() if in_nd else form
             for form in (from_rows.forms(pattern) if from_rows is not None else sorted_forms(pattern.forms))
             if lacking.isdisjoint((*form.input_dtypes, *form.output_dtypes))
         ]
         spaces.append(
-            Space(kernel.kernel_type, pattern, list(dict.fromkeys(forms)), request.targets, request.budget_bytes)
+            Space(kernel.kernel_type, loaded, list(dict.fromkeys(forms)), request.targets, request.budget_bytes)
         )
     return spaces
 

@@ -17,7 +17,7 @@ from opatlas.theory.model_calls import ModelCall, model_calls
 from opatlas.theory.sources import resolve_model
 from tests.ask.tables import product_rows, write_table
 
-MODEL = "Qwen/Qwen3-32B"
+MODEL, MOE = "Qwen/Qwen3-32B", "Qwen/Qwen3-30B-A3B"
 ROLES = ("qkv", "o_proj", "gate_up", "down")
 US = 10.0
 OUTSIDE = {
@@ -119,6 +119,21 @@ def test_parts_from_rows_of_other_dtypes_are_summed_separately(tmp_path: Path) -
     found = opatlas.open(tmp_path / "quantized").model(MODEL, tp=2, batch=64, context=4096, dtype="INT8")
     assert found.us > 0
     assert found.other_dtypes_us == 0
+
+
+def test_random_routing_asks_for_rows_with_that_load_then_for_equal_ones(tmp_path: Path) -> None:
+    experts = [call for call in model_calls(resolve_model(MOE), batch=64, context=4096) if call.nearest]
+    equal = [{**call.nearest, "Average Duration(us)": "50"} for call in experts]
+    loaded = [{**call.cells, "Average Duration(us)": "70"} for call in experts[:1]]
+
+    def parts(folder: str, *rows: dict[str, str], **step: str) -> list[tuple[float | None, str]]:
+        write_table(tmp_path / folder, "GroupedMatmul", pd.DataFrame(rows))
+        found = opatlas.open(tmp_path / folder).model(MOE, batch=64, context=4096, **step).parts
+        return [(part.us_per_call, part.expert_load) for part in found if part.kernel_type == "GroupedMatmul"]
+
+    assert parts("equal", *equal) == [(50, "equal"), (50, "equal")]
+    assert parts("both", *equal, *loaded) == [(70, "random"), (50, "equal")]
+    assert [load for _, load in parts("both", *equal, *loaded, routing="equal")] == ["", ""]
 
 
 def test_shipped_databases_give_the_cost_of_a_step() -> None:

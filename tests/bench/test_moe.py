@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from opatlas.bench import formulas
 from opatlas.bench.implementations import torch as impl
+from replaying import assert_wrong, replay_row, time_instead
 
 from opatlas.row.columns import INPUT_DTYPES, INPUT_SHAPES
+from opatlas.row.status import Status
 from opatlas.run.inputs.replay_row import ReplayRow
 from opatlas.run.result_check import check
 
@@ -29,6 +31,30 @@ def test_groups_are_balanced(groups, total):
     sizes = [end - start for start, end in zip([0, *ends], ends, strict=False)]
     assert ends[-1] == total
     assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize("load", ["random", "power law 1.5", "9,0,1,14"])
+def test_rows_with_a_load_are_checked_by_its_groups(monkeypatch, load):
+    row = f"24,16;4,16,8;;;;;;4 | BF16;BF16;;;;;;INT64 -> 24,8 | BF16 @ Expert Load = {load}"
+    ends = []
+
+    def of_equal_groups(x, weight, *, group_list, **how):
+        ends.append(group_list.tolist())
+        return impl.grouped_matmul(x, weight, group_list=torch.tensor([6, 12, 18, 24]), **how)
+
+    assert replay_row("GroupedMatmul", row).status is Status.MEASURED
+    time_instead(monkeypatch, of_equal_groups)
+    for _ in range(2):
+        assert_wrong("GroupedMatmul", row)
+    assert {tuple(each) for each in ends} == {tuple(ends[0])}
+    assert ends[0][-1] == 24
+    assert ends[0] == [9, 9, 10, 24] or not load[0].isdigit()
+
+
+@pytest.mark.parametrize("load", ["even", "power law", "9,0,1,13", "24", "-1,25,0,0"])
+def test_other_text_is_no_load(load):
+    row = f"24,16;4,16,8;;;;;;4 | BF16;BF16;;;;;;INT64 -> 24,8 | BF16 @ Expert Load = {load}"
+    assert replay_row("GroupedMatmul", row).status is Status.INVALID
 
 
 @relaxed

@@ -284,8 +284,17 @@ def test_what_is_no_trace_with_shapes(tmp_path, text, named):
     path = tmp_path / "a.trace.json"
     path.write_bytes(text)
     with pytest.raises(OpAtlasError, match=named) as error:
-        read_outcomes(path)
+        read_torch_trace(path, tmp_path, lambda size: None)
     assert str(path) in str(error.value)
+
+
+def test_launches_of_a_graph_without_its_capture_have_the_names_of_kernels(tmp_path):
+    alone = tmp_path / "alone.trace.json.gz"
+    alone.write_bytes(fixture("plain-decode", "replay").read_bytes())
+    found, known = (torch_launches.torch_launches(path).launches for path in (alone, fixture("plain-decode", "replay")))
+    assert [each.duration_us for each in found] == [each.duration_us for each in known]
+    assert not any(each.cells for each in found)
+    assert {each.kernel_type for each in found}.isdisjoint({each.kernel_type for each in known if each.cells})
 
 
 JSON = st.recursive(

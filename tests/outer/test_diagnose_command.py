@@ -205,6 +205,14 @@ def test_an_endpoint_without_an_answer(
     assert (folder / "prompt.md").is_file()
 
 
+def test_kernels_of_one_operator_are_compared_as_a_call(capsys: pytest.CaptureFixture[str]) -> None:
+    trace = _ROOT / "tests" / "data" / "torch_traces" / "qwen3-prefill-eager.pt.trace.json.gz"
+    content = _json(capsys, trace, "--against", trace)
+    (attention,) = (each for each in content["kernels"] if each["kernel_type"] == "FusedInferAttentionScore")
+    # A fill and a kernel, in four calls.
+    assert (attention["launches"], attention["old_us"]) == (4, pytest.approx(8.096))
+
+
 def test_a_change_shows_verdicts_and_counters_side_by_side(
     path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

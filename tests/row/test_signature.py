@@ -66,6 +66,23 @@ def test_ep_size_belongs_to_dispatch_ffn_combine_only():
     assert same("MatMulV3", eight, sixteen)
 
 
+LOADS = st.one_of(
+    st.just("random"),
+    st.floats(0.1, 3).map("power law {:.2f}".format),
+    st.lists(st.integers(0, 99), min_size=1).map(lambda rows: ",".join(map(str, rows))),
+)
+
+
+@given(one=LOADS, other=LOADS)
+def test_an_expert_load_is_another_row_of_grouped_products(one, other):
+    plain, first, second = ({**row(), "Expert Load": load} for load in ("", one, other))
+    for kernel_type in ("GroupedMatmul", "GroupedMatmulSwigluQuant"):
+        assert same(kernel_type, plain, row())
+        assert not same(kernel_type, plain, first)
+        assert same(kernel_type, first, second) == (one == other)
+    assert same("MatMulV3", first, second)
+
+
 def test_attention_rows_that_differ_in_sequence_lengths_only():
     short, long = ({**row(), "Runtime actual_seq_lengths_kv_values": f"[{n}, {n}]"} for n in (128, 4096))
     assert not same("FusedInferAttentionScore", short, long)

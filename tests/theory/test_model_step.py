@@ -103,7 +103,7 @@ def test_replicas_share_the_width_of_experts_and_stages_send_their_tokens() -> N
     (product,) = calls_of(QWEN3_30B_A3B, "experts_gate_up", dp=4, **step)
     # Of 16 tokens 82 of 128 experts have rows.
     (few,) = calls_of(QWEN3_30B_A3B, "experts_gate_up", batch=16, context=4096)
-    assert few.cells[INPUT_SHAPES].split(";")[:2] == ["128,2048", "82,2048,1536"]
+    assert few.nearest[INPUT_SHAPES].split(";")[:2] == ["128,2048", "82,2048,1536"]
     assert product.cells[INPUT_SHAPES].split(";")[:2] == [f"{64 * 4 * 8},2048", f"128,2048,{2 * 768 // 8}"]
     (gathered,) = calls_of(QWEN3_30B_A3B, "tokens_all_gather", dp=4, **step)
     assert gathered.cells["num_devices"] == "4"

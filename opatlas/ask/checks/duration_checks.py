@@ -260,7 +260,7 @@ def _tensor_keys(table: RowTable) -> Iterator[tuple[tuple[object, ...], int | No
     """
     is_product = base_type(table.kernel_type) in PRODUCTS
     extra = zip(
-        *(table.cells(column) for column in (*col.RUNTIME_IN_SIGNATURE, *col.LENGTHS_IN_SIGNATURE, col.EP_SIZE)),
+        *(table.cells(column) for column in (*col.RUNTIME_IN_SIGNATURE, *col.LENGTHS_IN_SIGNATURE, *col.EXPERTS)),
         strict=True,
     )
     slots = zip(*(table.cells(column) for column in (*col.INPUT_SLOTS, *col.OUTPUT_SLOTS)), strict=True)

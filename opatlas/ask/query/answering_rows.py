@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 #: Columns besides those of the tensors that belong to the signature of some kernel types.
-_EXTRA_IN_SIGNATURE = (*col.RUNTIME_IN_SIGNATURE, *col.LENGTHS_IN_SIGNATURE, col.EP_SIZE)
+_EXTRA_IN_SIGNATURE = (*col.RUNTIME_IN_SIGNATURE, *col.LENGTHS_IN_SIGNATURE, *col.EXPERTS)
 #: The instrument of a captured duration.
 CAPTURED = "capture"
 #: The note of rows of which `RowDuration.composed` is None.
@@ -257,9 +257,12 @@ class AnsweringRows:
         return sum(_NZ in cell for cell in self.cells(col.INPUT_FORMATS)) / max(len(self), 1)
 
     def find(self, question: Question) -> list[int]:
-        """Returns the places of the rows that have all cells of a question, one for each signature."""
+        """Returns the places of the rows that have all cells of a question, one for each signature.
+
+        A question without an Expert Load is about experts with equally many rows.
+        """
         rows = self._by_inputs.get(normal_words(self.kernel_type, col.INPUT_SHAPES, question.cells), [])
-        for column in question.cells:
+        for column in (*question.cells, col.EXPERT_LOAD):
             if rows and column != col.INPUT_SHAPES:
                 wanted = normal_words(self.kernel_type, column, question.cells)
                 rows = [i for i in rows if self.words_at(i, column) == wanted]

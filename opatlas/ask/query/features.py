@@ -10,7 +10,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from opatlas.errors import CellError, OpAtlasError
-from opatlas.row.columns import ATTENTION_TYPES, DTYPE, MESSAGE_BYTES, NUM_DEVICES, RUNTIME_PREFIX, TOPOLOGY_TIER
+from opatlas.row.columns import (
+    ATTENTION_TYPES,
+    DTYPE,
+    EXPERT_LOAD,
+    MESSAGE_BYTES,
+    NUM_DEVICES,
+    RUNTIME_PREFIX,
+    TOPOLOGY_TIER,
+)
 from opatlas.row.communication import is_communication
 from opatlas.row.roofline import (
     GroupedSizes,
@@ -82,9 +90,11 @@ def row_features(kernel_type: str, cells: Mapping[str, str], cores: int) -> RowF
         return RowFeatures(work, logs, tuple(_fills(product.m, product.n, product.batch, cores)), regime, dims)
     grouped = grouped_sizes(kernel_type, inputs)
     if grouped is not None:
-        return RowFeatures(
-            *_of_groups(grouped, inputs[1], moved), regime, (grouped.m, grouped.n, grouped.k, grouped.groups)
-        )
+        load = " ".join(cells.get(EXPERT_LOAD, "").lower().split())
+        if load:
+            regime += "|counted" if load[0].isdecimal() else f"|{load}"
+        dims = (grouped.m, grouped.n, grouped.k, grouped.groups)
+        return RowFeatures(*_of_groups(grouped, load, inputs[1], moved), regime, dims)
     attention = attention_sizes(kernel_type, inputs, cells)
     if attention is not None:
         layout = cells.get(RUNTIME_PREFIX + "input_layout", "").strip()
@@ -131,13 +141,19 @@ def _fills(m: int, n: int, batch: int, cores: int) -> list[float]:
 
 
 def _of_groups(
-    sizes: GroupedSizes, weights: Slot, moved: float
+    sizes: GroupedSizes, load: str, weights: Slot, moved: float
 ) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
+    used: float = min(sizes.groups, sizes.m)
+    if load:
+        # Few rows have a load, and this import takes as long as that of features.
+        from opatlas.run.inputs.experts import used_experts
+
+        used = used_experts(load, sizes.groups, sizes.m)
     # Weights of groups without rows are not read.
-    read = max(moved - _rough_bytes((weights,)) * (1 - sizes.used / sizes.groups), 1.0)
+    read = max(moved - _rough_bytes((weights,)) * (1 - used / sizes.groups), 1.0)
     done = 2.0 * sizes.m * sizes.n * sizes.k
-    numbers = (sizes.m, sizes.n, sizes.k, sizes.groups, sizes.used, sizes.m / sizes.used, done / read)
-    return (read, done, float(sizes.used)), tuple(map(math.log2, numbers)), ()
+    numbers = (sizes.m, sizes.n, sizes.k, sizes.groups, used, sizes.m / used, done / read)
+    return (read, done, float(used)), tuple(map(math.log2, numbers)), ()
 
 
 def _generic(

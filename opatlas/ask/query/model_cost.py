@@ -23,7 +23,7 @@ from opatlas.ask.query.step_time import StepTime, step_time
 from opatlas.data.origin import are_one_device, joined
 from opatlas.errors import OpAtlasError
 from opatlas.files import read_safely
-from opatlas.row.columns import DTYPE, MESSAGE_BYTES, NUM_DEVICES
+from opatlas.row.columns import DTYPE, EXPERT_LOAD, MESSAGE_BYTES, NUM_DEVICES
 from opatlas.row.communication import BY_KERNEL_TYPE
 from opatlas.row.roofline import AchievedRates, achieved_rates, device_peak, tensor_bytes
 from opatlas.row.slots import row_slots
@@ -68,6 +68,8 @@ class PartCost:
         roofline: the share of what the device's data sheet allows; None if unknown.
         tera_ops: the operations of products and of attention, in 10^12 a second; None if unknown.
         reason: why the duration is missing; "" if it is not.
+        expert_load: of a grouped product with random routing the load of the row that answers: "random", or "equal"
+            where no such row is stored; else "".
     """
 
     part: str
@@ -89,6 +91,7 @@ class PartCost:
     roofline: float | None = None
     tera_ops: float | None = None
     reason: str = ""
+    expert_load: str = ""
 
     @property
     def us(self) -> float | None:
@@ -248,10 +251,12 @@ def _part_cost(layouts: tuple[ModelCall, ModelCall], answers: ImplementationAnsw
         bytes_per_call=_estimated_bytes(call),
     )
     found = answer_call(layouts, answers, stack)
-    if call.nearest and (found is None or found[1].other_dtypes):
-        plain = replace(call, cells=call.nearest)
-        found = answer_call((plain, plain), answers, stack)
-        found = found and (found[0], replace(found[1], other_dtypes=True))
+    load = call.cells.get(EXPERT_LOAD, "")
+    # Of another load only a row itself answers: predictions know too few.
+    if call.nearest and (found is None or found[1].other_dtypes or (load and found[1].how is not How.MEASURED)):
+        plain, in_nz = (replace(each, cells=each.nearest) for each in layouts)
+        found, load = answer_call((plain, in_nz), answers, stack), load and "equal"
+        found = found and (found[0], replace(found[1], other_dtypes=found[1].other_dtypes or not load))
     if found is None:
         return replace(part, reason=_reason(call, answers, stack))
     chosen, answer = found
@@ -263,6 +268,7 @@ def _part_cost(layouts: tuple[ModelCall, ModelCall], answers: ImplementationAnsw
         signature=chosen.signature(),
         roofline=rates.share if rates is not None else None,
         tera_ops=rates.tera_ops if rates is not None else None,
+        expert_load=load,
         **{name: getattr(answer, name) for name in _OF_ANSWER},
     )
 

@@ -27,7 +27,7 @@ from opatlas.show.site.rows import columns_of
 
 from .diagnosis import Diagnosis
 from .diagnosis import diagnose as read_diagnosis
-from .kernels import LAUNCHES, ROW, KernelLines, row_lines
+from .kernels import CALL_US, LAUNCHES, ROW, KernelLines, row_lines
 from .peaks import read_peaks
 from .shown import (
     SHAPES,
@@ -220,8 +220,12 @@ def comparison_result(old: Diagnosis, new: Diagnosis, row: int | None) -> Result
 
 
 def _by_kernel(diagnosis: Diagnosis, keys: list[str], counters: list[str]) -> pd.DataFrame:
-    """Returns a line for each kernel, without collectives: means, and the verdict of the longest launch."""
-    wanted = list(dict.fromkeys([*keys, TYPE, INPUT_SHAPES, DURATION, *counters]))
+    """Returns a line for each kernel, without collectives: means, and the verdict of the longest launch.
+
+    Of a trace, which has operators, the duration is that of a call, and launches are calls.
+    """
+    call_us = CALL_US if CALL_US in diagnosis.table.frame else DURATION
+    wanted = list(dict.fromkeys([*keys, TYPE, INPUT_SHAPES, DURATION, call_us, *counters]))
     own = {_VERDICT: diagnosis.verdicts.first, LAUNCHES: diagnosis.launches}
     lines = diagnosis.table.frame[wanted].assign(**own)[diagnosis.is_kernel]
     grouped = lines.sort_values(DURATION, ascending=False, kind="stable").groupby(
@@ -230,6 +234,9 @@ def _by_kernel(diagnosis: Diagnosis, keys: list[str], counters: list[str]) -> pd
     found: pd.DataFrame = grouped[[TYPE, INPUT_SHAPES, _VERDICT]].first()
     found[[DURATION, *counters]] = grouped[[DURATION, *counters]].mean()
     found[LAUNCHES] = grouped[LAUNCHES].sum()
+    if call_us is CALL_US:
+        found[LAUNCHES] = (grouped[DURATION].sum() / grouped[CALL_US].mean()).round()
+        found[DURATION] = grouped[CALL_US].mean()
     return found
 
 

@@ -70,6 +70,8 @@ class JudgedReplay(ABC):
 
     #: Whether the process of a candidate runs no further row, whatever was found of it.
     _is_alone: ClassVar[bool] = False
+    #: Whether the reference has the same results in each call, so that it is not called for that.
+    _trusts_reference: ClassVar[bool] = False
 
     def __init__(
         self, job: Job, device: Device, instrument: Instrument, settings: MeasureSettings, group: Group
@@ -181,7 +183,7 @@ class JudgedReplay(ABC):
             trial.end()
             reason = "the results have no elements: there is nothing to time"
             return RowOutcome(Status.CHECKED, reason, judged=Judgement(ErrorClass.PASS, level=Level.CORRECT).judged)
-        if self._guard is not None:
+        if self._guard is not None or not self._trusts_reference:
             self._step(Phase.LATER_CALL)
             trial.further_calls()
             self._examine("its calls")

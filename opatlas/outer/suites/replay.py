@@ -158,6 +158,8 @@ class _BoundKernel:
 class SuiteCandidate(JudgedReplay):
     """Judges the kernel of a case when it is called, and leaves the result in `outcome`."""
 
+    _trusts_reference = True
+
     def __init__(
         self,
         row: SuiteRow,

@@ -1,4 +1,4 @@
-"""Expert-parallel rows: slots, sizes and group from the shapes, and the buffers of HCCL. Imports no torch.
+"""Rows of experts: their load, and of expert-parallel ones slots, sizes, group and HCCL's buffers. Imports no torch.
 
 A capture records neither how many ranks share the experts nor how many experts there are. Sources: vllm-ascend,
 csrc/mc2/dispatch_ffn_combine/op_host/dispatch_ffn_combine_def.cpp; op-plugin's pages of npu_moe_distribute_dispatch,
@@ -8,6 +8,7 @@ npu_moe_distribute_combine and their second versions.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -27,6 +28,40 @@ _FIXED = 3
 _MOST_RANKS = 1024
 #: The slots of weights that travel with the tokens: of a dispatch, and of a combine.
 _WEIGHTS, _SENT_WEIGHTS = 4, 10
+
+
+_LOAD = re.compile(r"random|power law (?P<power>\d+(\.\d+)?)|(?P<rows>\d+(, ?\d+)*)")
+
+
+def load_shares(load: str, experts: int, rows: int) -> list[float] | None:
+    """Returns the share of the rows that each expert has, which is exact if they are counted, else that of a draw.
+
+    Args:
+        load: a cell of Expert Load.
+
+    Returns:
+        None for other text, and for numbers that are not those of so many experts and rows.
+    """
+    found = _LOAD.fullmatch(" ".join(load.lower().split()))
+    if found is None:
+        return None
+    weights = [float(i + 1) ** -float(found["power"] or 0) for i in range(experts)]
+    if found["rows"]:
+        weights = list(map(float, found["rows"].split(",")))
+        if len(weights) != experts or sum(weights) != rows:
+            return None
+    total = sum(weights) or 1.0
+    return [weight / total for weight in weights]
+
+
+def used_experts(load: str, experts: int, rows: int) -> float:
+    """Returns how many experts have rows on average; of a cell that is no load, how many may have some."""
+    shares = load_shares(load, experts, rows)
+    if shares is None:
+        return min(experts, rows)
+    if "," in load:
+        return sum(share > 0 for share in shares)
+    return sum(1 - (1 - share) ** rows for share in shares)
 
 
 class LayerSlots(NamedTuple):

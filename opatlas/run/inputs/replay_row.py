@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
-from opatlas.row.columns import INPUT_DTYPES, INPUT_FORMATS, INPUT_SHAPES
+from opatlas.row.columns import EXPERT_LOAD, INPUT_DTYPES, INPUT_FORMATS, INPUT_SHAPES
 from opatlas.row.signature import signature
 from opatlas.row.slots import Slot
 from opatlas.run.devices.device import kind_named
 from opatlas.run.inputs import shape_rules
+from opatlas.run.inputs.experts import load_shares
 from opatlas.run.inputs.row_slots import RowSlots, is_blocked
 
 #: The second operand of an elementwise kernel whose row has one tensor. A capture does not record scalars, and no
@@ -240,9 +241,26 @@ class ReplayRow(RowSlots):
         return torch.where(visible > count, spread.minimum(visible - 1), few).to(torch.int32).to(self.device)
 
     def group_list(self, slot: int, total: int) -> torch.Tensor:
-        """Returns the end of each group of rows, for a grouped product of `total` rows in balanced groups."""
-        groups = math.prod(self.shape(slot))
+        """Returns the end of each group of rows, for a grouped product of `total` rows.
+
+        The groups are balanced, or those of the Expert Load. By `random` each row takes any expert, by `power law 1.2`
+        the n-th most frequent expert with odds of n^-1.2; which one that is, is drawn too.
+        """
+        groups, load = math.prod(self.shape(slot)), self.cells.get(EXPERT_LOAD, "").strip()
         ends = torch.arange(1, groups + 1, device=self.device) * total // max(groups, 1)
+        if load:
+            shares = load_shares(load, groups, total)
+            problem = (
+                f"{load!r} is not random, power law 1.2, or the numbers of rows of {groups} experts, {total} in all"
+            )
+            self.expect(shares is not None, EXPERT_LOAD, problem, "correct the cell")
+            odds, generator = torch.tensor(shares, dtype=torch.float64), torch.Generator().manual_seed(self.seed)
+            sizes = (odds * total).round().long()
+            if not load[0].isdecimal():
+                odds = odds[torch.randperm(groups, generator=generator)]
+                drawn = torch.multinomial(odds, max(total, 1), replacement=True, generator=generator)[:total]
+                sizes = drawn.bincount(minlength=groups)
+            ends = sizes.cumsum(0).to(self.device)
         return ends.to(self.index_dtype(slot)).reshape(self.shape(slot))
 
     def expert_ids(self, slot: int, experts: int, first: int = 0) -> torch.Tensor:
