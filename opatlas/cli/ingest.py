@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import shlex
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, astuple
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,8 +15,7 @@ from cyclopts import Parameter
 
 from opatlas import options
 from opatlas.capture.apply import rows_without_replay
-from opatlas.capture.attention import fill_rows
-from opatlas.capture.attention_calls import GivenLengths
+from opatlas.capture.attention import CallRecord, JoinKey, fill_rows
 from opatlas.capture.capture_discovery import TRACE, FoundCaptures, find_captures, kind_of_capture
 from opatlas.capture.ingest import IngestRequest, IngestResult, ingest_captures
 from opatlas.capture.torch_trace import captured_gpu
@@ -39,6 +40,56 @@ _MOST_ROWS = 100
 _SHOWN = 10
 _LONGEST_NAME = 60
 _SHARE = Column("of captured time", percent)
+
+
+_GIVEN = re.compile(r"(?:(?P<count>\d{1,6})x)?(?P<queries>\d{1,9}):(?P<keys>\d{1,9})")
+
+
+@dataclass(frozen=True)
+class GivenLengths:
+    """The lengths of a batch as a user gives them: the queries and the keys of each sequence."""
+
+    queries: tuple[int, ...]
+    keys: tuple[int, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> GivenLengths:
+        """Reads `64x1:4096,512:512`: 64 sequences of 1 query and 4096 keys, and one of 512 and 512.
+
+        Raises:
+            UsageError: the text is not such a list, or a sequence has fewer keys than queries.
+        """
+        found = [_GIVEN.fullmatch(part.strip()) for part in text.split(",")]
+        sequences = [
+            (int(part["queries"]), int(part["keys"])) for part in found if part for _ in range(int(part["count"] or 1))
+        ]
+        if None in found or not sequences or any(not 0 < queries <= keys for queries, keys in sequences):
+            raise UsageError(
+                f"{text!r} is not a list of sequences: write SEQUENCESxQUERIES:KEYS, such as 64x1:4096,512:512, with "
+                "at least as many keys as queries"
+            )
+        return cls(*zip(*sequences, strict=True))
+
+    def cells(self, key: JoinKey) -> Mapping[str, str] | None:
+        """Returns the Runtime cells of a row with a key; None if the row is not of such a batch."""
+        query, cache, table = key.query, key.key, key.block_table
+        if query is None or cache is None or len(query) != 3 or len(cache) != 3 or sum(self.queries) != query[0]:
+            return None
+        size = cache[1] if table else None
+        if key.kv_sequences != len(self.keys) or (size is None and sum(self.keys) != cache[0]):
+            return None
+        ends = tuple(accumulate(self.keys))
+        return CallRecord(
+            block_table_shape=table,
+            actual_seq_lengths=tuple(accumulate(self.queries)),
+            actual_seq_lengths_kv=self.keys if size else ends,
+            block_table_valid_blocks=tuple(-(-length // size) for length in self.keys) if size else None,
+            num_heads=query[1],
+            num_key_value_heads=cache[2] // query[2] if size else cache[1],
+            sparse_mode=3 if key.mask else 0,
+            input_layout="TND",
+            block_size=size,
+        ).cells()
 
 
 def ingest(
@@ -255,7 +306,7 @@ def _fill(database: Database, files: Sequence[Path], total_mb: float, lengths: S
     # A session writes rows back by their signatures, which change here.
     with held(database, "ingest --attention-records") as problems:
         with progress("read, MB", total_mb) as advance:
-            outcome = fill_rows(database, files, _MOST_ROWS, advance, lengths)
+            outcome = fill_rows(database, files, _MOST_ROWS, advance, [each.cells for each in lengths])
         try:
             report = database.write_report("fill_runtime", ("What", "Count", "Place", "Key"), outcome.unmatched)
         except OpAtlasError as error:

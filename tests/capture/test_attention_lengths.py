@@ -17,8 +17,7 @@ from frames import rewrite
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opatlas.capture.attention import DistinctRecords
-from opatlas.capture.attention_calls import VALID_BLOCKS, CallRecord, JoinKey, row_key
+from opatlas.capture.attention import VALID_BLOCKS, CallRecord, DistinctRecords, JoinKey, row_key
 from opatlas.capture.ingest import IngestRequest, ingest_captures
 from opatlas.capture.launches import SOURCE_PROFILE
 from opatlas.cli.main import main

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from opatlas.capture.attention_calls import GivenLengths, row_key
+from opatlas.capture.attention import row_key
 from opatlas.capture.launches import SkipReason
 from opatlas.capture.torch_launches import read_outcomes
 from opatlas.capture.torch_operators import OPERATORS, CapturedRow, LeftOut, Operator, is_known, row_of, wins_over_inner
+from opatlas.cli.ingest import GivenLengths
 from opatlas.errors import UsageError
 from opatlas.row import columns as col
 from opatlas.row.errors import Unsupported
@@ -390,6 +391,18 @@ def test_rows_of_operators_are_those_of_the_models_theory() -> None:
             assert (row.kernel_type, signature(row.kernel_type, cells)) == (call.kernel_type, call.signature()), (
                 call.part
             )
+
+
+def test_products_of_experts_are_rows_of_a_model() -> None:
+    """In whichever order their weights are stored; a capture does not tell the load of experts."""
+    model = resolve_model("Qwen/Qwen3-30B-A3B")
+    calls = model_calls(model, batch=4, context=256, phase="prefill", routing="equal")
+    (m, k), (e, _, n) = (1024 * 8, 2048), (128, 2048, 2 * 768)
+    wanted = next(call for call in calls if call.part == "experts_gate_up")
+    for strides in (None, (k * n, 1, k)):
+        row = made("aten::_grouped_mm", tensor(m, k), tensor(e, k, n, strides=strides), tensor(e, dtype=I32))
+        assert signature(row.kernel_type, row.cells) == wanted.signature()
+        assert ("other order" in row.differs) == (strides is not None)
 
 
 def paged() -> CapturedRow:
