@@ -40,7 +40,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> ScratchCheckout:
     for language, name, where, block in blocks:
         if language == "csv":
             (scratch.folder / "DB").mkdir()
-            (scratch.folder / "DB" / "Gelu.csv").write_text(block)
+            (scratch.folder / "DB" / "Mish.csv").write_text(block)
         else:
             path = scratch.folder / name
             path.write_text(put(path.read_text("utf-8"), where, block))
@@ -54,7 +54,7 @@ def test_the_commands_of_the_page_take_a_row_to_the_coverage_table(checkout: Scr
         checkout.run(command) for command in commands if command != INSTALLS_TORCH_NPU
     )
     assert "1 measured + 1 invalid" in bench.stdout
-    with open(checkout.folder / "DB" / "Gelu.csv", newline="") as file:
+    with open(checkout.folder / "DB" / "Mish.csv", newline="") as file:
         first, second, *theory_rows = csv.DictReader(file)
     assert (first["Status"], first["MicroBench Samples"]) == ("measured", "3")
     assert float(first["Average Duration(us)"]) > 0
@@ -63,10 +63,10 @@ def test_the_commands_of_the_page_take_a_row_to_the_coverage_table(checkout: Scr
     assert tests.returncode == 0, tests.stdout
     assert theory.returncode == 0, theory.stdout
     assert len(theory_rows) == 20
-    assert re.search(r"^Gelu +elementwise\s+torch\.nn\.functional\.gelu\s+torch\s", kernels.stdout, re.MULTILINE)
+    assert re.search(r"^Mish +elementwise\s+torch\.nn\.functional\.mish\s+torch\s", kernels.stdout, re.MULTILINE)
     assert written.returncode == 0, written.stdout
     page = (checkout.folder / "docs" / "kernels.md").read_text("utf-8")
-    assert "| Gelu | torch.nn.functional.gelu |" in page
+    assert "| Mish | torch.nn.functional.mish |" in page
     assert compared.returncode == 0, compared.stdout
 
 

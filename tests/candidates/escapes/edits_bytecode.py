@@ -11,7 +11,9 @@ from torch import nn
 
 def plant():
     source = Path(importlib.util.find_spec("opatlas.outer.judging.results").origin)
-    code = f"{source.read_text()}\n\nimport pathlib\n\nif pathlib.Path({__file__!r}).exists():\n"
+    # Other processes of this checkout are no part of the session that tries it.
+    own = str(Path(__file__).parent)
+    code = f"{source.read_text()}\n\nimport os, pathlib\n\nif os.environ.get('ESCAPES') == {own!r}:\n"
     code += f"    pathlib.Path({__file__!r}).with_suffix('.ran').touch()\n"
     status = source.stat()
     head = importlib.util.MAGIC_NUMBER + struct.pack("<III", 0, int(status.st_mtime) & 0xFFFFFFFF, status.st_size)
