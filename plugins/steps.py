@@ -103,8 +103,6 @@ def _cells(
     return {
         **dict.fromkeys(col.BASE, ""),
         **tensors,
-        col.INPUT_FORMATS: "ND",
-        col.OUTPUT_FORMATS: "ND",
         col.STEP: str(choice.step),
         col.STEP_LAYERS: layers,
         col.STEP_LAUNCH: choice.launch or ("graph" if kind.has_graphs else "eager"),

@@ -280,6 +280,9 @@ RUNTIME_IN_SIGNATURE = tuple(
 #: Runtime values that imply the lengths of the keys where the lengths themselves are empty.
 LENGTHS_IN_SIGNATURE = (RUNTIME_PREFIX + "block_table_valid_blocks", RUNTIME_PREFIX + "avg_seq_len", LEGACY_AVG_SEQ_LEN)
 
+#: Columns besides those of the tensors that belong to the signature of some kernel types.
+EXTRA_IN_SIGNATURE = (*RUNTIME_IN_SIGNATURE, *LENGTHS_IN_SIGNATURE, *EXPERTS)
+
 #: Kernels that the ranks of a group run together, each rank with some experts of a layer.
 EXPERT_PARALLEL = frozenset(
     {

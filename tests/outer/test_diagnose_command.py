@@ -105,18 +105,20 @@ def test_prompts_have_the_interface_of_kernels_with_a_replay(
     assert "@implements" not in text
 
 
-def test_the_row_of_a_database_keeps_its_load_of_experts(
+def test_the_row_of_a_database_keeps_what_its_signature_has(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    header = "Input Shapes,Input Data Types,Input Formats,Output Shapes,Output Data Types,Output Formats,Expert Load"
-    row = '"9,8;5,8,7;;;;;;5",DT_BF16;DT_BF16;;;;;;INT64,ND;ND;;;;;;ND,"9,7",DT_BF16,ND,random'
-    (tmp_path / "GroupedMatmul.csv").write_text(f"{header},Average Duration(us)\n{row},9.5\n")
+    header = "Input Shapes,Input Data Types,Input Formats,Output Shapes,Output Data Types,Output Formats"
+    row = '"9,8;5,8,7;;;;;;5",DT_BF16;DT_BF16;;;;;;INT64,ND;ND;;;;;;ND,"9,7",DT_BF16,ND'
+    (tmp_path / "GroupedMatmul.csv").write_text(
+        f"{header},Expert Load,Runtime avg_seq_len,Average Duration(us)\n{row},random,40,9.5\n"
+    )
     found: dict[str, str] = {}
     monkeypatch.setattr(
         "opatlas.outer.diagnosis.improve._interface", lambda kind, cells, out: found.update(cells) or ""
     )
     _json(capsys, tmp_path, "--row", "1", "--output", tmp_path / "out")
-    assert found["Expert Load"] == "random"
+    assert (found["Expert Load"], found["Runtime avg_seq_len"]) == ("random", "40")
 
 
 class PlannedBench:

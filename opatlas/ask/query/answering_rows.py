@@ -27,8 +27,6 @@ from opatlas.row.table import Row, RowTable
 if TYPE_CHECKING:
     import pandas as pd
 
-#: Columns besides those of the tensors that belong to the signature of some kernel types.
-_EXTRA_IN_SIGNATURE = (*col.RUNTIME_IN_SIGNATURE, *col.LENGTHS_IN_SIGNATURE, *col.EXPERTS)
 #: The instrument of a captured duration.
 CAPTURED = "capture"
 #: The note of rows of which `RowDuration.composed` is None.
@@ -306,7 +304,7 @@ class AnsweringRows:
             OpAtlasError: the table lacks a column that every row has.
         """
         kind = self.table.kind
-        columns = [name for name in (*kind.identity_columns, *_EXTRA_IN_SIGNATURE) if name in frame.columns]
+        columns = [name for name in (*kind.identity_columns, *col.EXTRA_IN_SIGNATURE) if name in frame.columns]
         missing = [name for name in kind.required_columns if name not in columns]
         if missing:
             raise OpAtlasError(f"{self.kernel_type}: the rows lack the column {missing[0]!r}: add it")

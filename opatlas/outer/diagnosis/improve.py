@@ -31,10 +31,9 @@ from opatlas.outer.judging.rules import judge_source
 from opatlas.row.columns import (
     BASE,
     CACHE_STATE,
-    EXPERTS,
+    EXTRA_IN_SIGNATURE,
     KERNEL_NAMES,
     MICROBENCH_DEVICE_KERNELS,
-    RUNTIME_IN_SIGNATURE,
     STAND_IN,
 )
 from opatlas.row.record import Measurement
@@ -277,7 +276,7 @@ def ask(
     code = "" if source is None else _read_source(source)
     language = "" if file is None else str(language_here(file))
     suffix = ".py" if source is None else source.suffix
-    names = (*BASE, *EXPERTS, *RUNTIME_IN_SIGNATURE)
+    names = (*BASE, *EXTRA_IN_SIGNATURE)
     cells = {name: str(cell) for name in names if (cell := found.table.cell(name, ranked.line)) != ""}
     interface = _interface(kernel_type, cells, output)
     prompt = prompt_text(

@@ -43,14 +43,13 @@ from opatlas.progress import progress, track
 from opatlas.row.columns import (
     BASE,
     CACHE_STATE,
-    EXPERTS,
+    EXTRA_IN_SIGNATURE,
     IMPLEMENTATION,
     KERNEL_NAMES,
     MICROBENCH_DEVICE_KERNELS,
     OWN,
     PROFILING_DURATIONS,
     QUALITY,
-    RUNTIME_IN_SIGNATURE,
     SPAN,
     STAND_IN,
 )
@@ -76,7 +75,7 @@ _PROFILED, _REPLAYED = "Profiling Average ", "MicroBench "
 _MOST_NS = 1 << 62
 _NO_COUNTERS_OF_ROWS = {*OWN, *PROFILING_DURATIONS}
 #: Cells of text of a database that rules and prompts read.
-_ROW_CELLS = (*BASE, *EXPERTS, CACHE_STATE, QUALITY, STAND_IN, KERNEL_NAMES, *RUNTIME_IN_SIGNATURE)
+_ROW_CELLS = (*BASE, *EXTRA_IN_SIGNATURE, CACHE_STATE, QUALITY, STAND_IN, KERNEL_NAMES)
 
 
 @dataclass(frozen=True)

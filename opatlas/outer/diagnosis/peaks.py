@@ -16,9 +16,9 @@ from opatlas.errors import OpAtlasError, UsageError
 from opatlas.row.columns import (
     ACCELERATOR_CORE,
     CACHE_STATE,
+    EXTRA_IN_SIGNATURE,
     INPUT_SLOTS,
     OUTPUT_SLOTS,
-    RUNTIME_IN_SIGNATURE,
 )
 from opatlas.row.quality import Floats, Mask
 from opatlas.row.roofline import PEAKS, Peak, device_peak
@@ -31,7 +31,7 @@ from .kernels import BLOCK_DIM, CALL_US, MIX_BLOCK_DIM
 _Rate = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 _Cores = Annotated[int, msgspec.Meta(gt=0)]
 #: Columns that the work of a kernel depends on.
-_WORK_COLUMNS = (*INPUT_SLOTS, *OUTPUT_SLOTS, *RUNTIME_IN_SIGNATURE)
+_WORK_COLUMNS = (*INPUT_SLOTS, *OUTPUT_SLOTS, *EXTRA_IN_SIGNATURE)
 #: No Ascend device has more cores: a larger Block Dim is a number of blocks that wait for cores.
 _MOST_CUBE_CORES, _MOST_VECTOR_CORES = 32, 64
 
