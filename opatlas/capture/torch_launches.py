@@ -219,7 +219,7 @@ def read_torch_trace(
     launches.add(np.array(kinds, dtype=np.int32), np.array(durations) / 1e3, {}, lambda at: (0, str(durations[at])))
     for problem in outcomes.problems:
         launches.report(0, problem, "Name the trace of this graph's capture with --shapes-from")
-    if trace.header.base_ns is None and not any(ns % 1000 for ns in trace.duration_ns):
+    if trace.name and trace.header.base_ns is None and not any(ns % 1000 for ns in trace.duration_ns):
         launches.report(0, "durations are whole microseconds", "Record it with torch 2.4 or later")
     rank = trace.header.ranks.rank if trace.header.ranks else None
     launches.counts.devices += device_times(path.name, rank, trace.device, trace.start_ns, trace.duration_ns)

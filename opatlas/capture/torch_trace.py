@@ -300,7 +300,7 @@ def captured_gpu(
     if given is not None:
         raise TableError(paths[0], f"a trace of {', '.join(names)}, not of --device {given}", "Leave out --device")
     if len(names) == 1 or (may_be_unknown and not names):
-        return (names or [None])[0], cuda
+        return next(iter(names), None), cuda
     problem = f"the traces are of several GPUs: {', '.join(names)}" if names else "the trace names no GPU"
     raise TableError(paths[0], problem, "Name it with --device, and ingest those of each GPU alone")
 
