@@ -88,7 +88,7 @@ class JudgedReplay(ABC):
         self._file = job.source.path if job.source is not None else ""
         self._phase = Phase.IMPORT
         self._start = self._set_up_s = self._warm_until = 0.0
-        self._sampling = Sampling(job.kernel_type, job.cells, device, instrument, settings, group)
+        self._sampling = Sampling(device, instrument, settings, group)
         self._notes: list[str] = []
         #: None for the reference, and for a library.
         self._guard: ProcessGuard | None = None

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from opatlas.progress import gc_paused
 from opatlas.row.quality import LEAST_FOR_NOISE
-from opatlas.run.instruments.attribution import NoSamples, PendingSamples, ProfiledSamples
+from opatlas.run.instruments.attribution import MarkedLaunches, PendingSamples
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class MeasureSettings:
         time_limit_s: wall time after which the stop rule ends the sampling of a row.
         threads: number of CPU threads of torch; None: one for each core that the process may use.
         instrument: name of the instrument in `DeviceKind.instruments`; None: the best one that works on the device.
-        aic_metrics: group of hardware counters that Ascend's profilers record.
+        aic_metrics: group of hardware counters that msprof records.
     """
 
     repeat_count: int | None = None
@@ -40,11 +40,8 @@ class MeasureSettings:
     aic_metrics: str = "PipeUtilization"
 
 
-#: Measures many rows in one profiling session (opatlas/run/msprof_sessions.py).
+#: Measures many rows in one profiling session (opatlas/run/msprof_sessions.py), and records hardware counters.
 MSPROF = "msprof"
-TORCH_NPU_PROFILER = "torch-npu-profiler"
-#: The instruments that record a group of hardware counters.
-PROFILERS = (MSPROF, TORCH_NPU_PROFILER)
 
 
 @dataclass(frozen=True)
@@ -60,7 +57,6 @@ class Samples:
             in order of time; () if unknown.
         calls_per_sample: number of calls that one sample averages.
         pending: where a profile has the samples; None if the instrument needs no profile.
-        profiled: the samples in the profile; None if the profile is read later by another process.
         notes: remarks for readers of the durations.
         throttled: why the device lowered its clocks during the samples; "" for normal clocks.
     """
@@ -72,7 +68,6 @@ class Samples:
     spans_us: tuple[float, ...] = ()
     calls_per_sample: int = 1
     pending: PendingSamples | None = None
-    profiled: ProfiledSamples | NoSamples | None = None
     notes: tuple[str, ...] = ()
     throttled: str = ""
 
@@ -330,6 +325,13 @@ def open_device_events(kind: str, settings: MeasureSettings) -> DeviceEvents:
 
     module: Any = torch.get_device_module(kind)
     return DeviceEvents(f"{kind}-events", lambda: module.Event(enable_timing=True), module.synchronize)
+
+
+def open_msprof(kind: str, settings: MeasureSettings) -> MarkedLaunches:
+    """Opens the instrument of a process that runs under msprof, on the NPU of this process."""
+    import torch
+
+    return MarkedLaunches(MSPROF, torch.device(kind), torch.get_device_module(kind).synchronize)
 
 
 #: Pause between two questions whether the throttling has ended, in seconds, and the most pauses of a row. A power cap
