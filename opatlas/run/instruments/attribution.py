@@ -10,7 +10,7 @@ on the device's clock and in the same file as the kernels, for any profiler and 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, TypeAlias
@@ -27,11 +27,8 @@ from opatlas.text import parse_whole
 from opatlas.typed_json import Count
 
 if TYPE_CHECKING:
-    # Not imported at run time, because device processes do not import pandas, and pytest's process not torch.
-    import torch
-
+    # Not imported at run time, because device processes do not import pandas.
     from opatlas.capture.single_launches import Launch
-    from opatlas.run.instruments.instrument import Rule, Samples
 
 #: Kernel type of a mark.
 MARK_TYPE = "Neg"
@@ -68,53 +65,6 @@ def parse_row_mark(dimensions: str) -> int | None:
 def dimensions(shape: tuple[int, ...]) -> str:
     """Returns a shape as profilers write it."""
     return ",".join(map(str, shape))
-
-
-class MarkedLaunches:
-    """An instrument that launches calls between marks. A profile of this process contains the durations."""
-
-    def __init__(self, name: str, device: torch.device, synchronize: Callable[[], None]) -> None:
-        """
-        Args:
-            name: name of the profiler.
-            device: device of the marks.
-            synchronize: waits until all launched work has ended.
-        """
-        self.name = name
-        self._device = device
-        self._synchronize = synchronize
-        self._rows = 0
-        self._begin, self._end = self._mark(BEGIN_MARK), self._mark(END_MARK)
-
-    def sample(self, call: Callable[[], object], before_each: Callable[[], None] | None, rule: Rule) -> Samples:
-        """Takes samples as `Instrument.sample` does, without durations, which a profile contains.
-
-        Raises:
-            ValueError: the process has already sampled MOST_ROWS rows.
-        """
-        from opatlas.run.instruments.instrument import Samples
-
-        number, taken = self._rows, 0
-        mark = self._mark(row_mark(number))
-        self._rows += 1
-        mark()
-        while not rule.enough_count(taken):
-            if before_each:
-                before_each()
-            self._begin()
-            call()
-            self._end()
-            # Waits, because queued launches would exceed the time limit.
-            self._synchronize()
-            taken += 1
-        return Samples((), pending=PendingSamples(number, taken))
-
-    def _mark(self, shape: tuple[int, ...]) -> Callable[[], object]:
-        import torch
-
-        source = torch.zeros(shape, device=self._device)
-        target = torch.zeros_like(source)
-        return lambda: torch.neg(source, out=target)
 
 
 #: Parts of the names of kernels that carry out a collective.
