@@ -149,7 +149,8 @@ class _ModelStep:
     @cached_property
     def tokens(self) -> int:
         """The tokens of the step, with those that fill the next captured graph."""
-        return self.step.padded(_queries(self.groups))
+        tokens = _queries(self.groups)
+        return self.step.graph_size(tokens) or tokens
 
     @cached_property
     def outputs(self) -> int:

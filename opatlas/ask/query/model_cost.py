@@ -68,6 +68,7 @@ class PartCost:
         roofline: the share of what the device's data sheet allows; None if unknown.
         tera_ops: the operations of products and of attention, in 10^12 a second; None if unknown.
         reason: why the duration is missing; "" if it is not.
+        kernels: the device kernels of a call, of a predicted one those of the nearest row; 1 where rows do not say.
         expert_load: of a grouped product with random routing the load of the row that answers: "random", or "equal"
             where no such row is stored; else "".
     """
@@ -91,6 +92,7 @@ class PartCost:
     roofline: float | None = None
     tera_ops: float | None = None
     reason: str = ""
+    kernels: int = 1
     expert_load: str = ""
 
     @property
@@ -268,6 +270,7 @@ def _part_cost(layouts: tuple[ModelCall, ModelCall], answers: ImplementationAnsw
         signature=chosen.signature(),
         roofline=rates.share if rates is not None else None,
         tera_ops=rates.tera_ops if rates is not None else None,
+        kernels=answer.rows[0].kernels or 1 if answer.rows else 1,
         expert_load=load,
         **{name: getattr(answer, name) for name in _OF_ANSWER},
     )
