@@ -141,9 +141,9 @@ def test_shipped_databases_give_the_cost_of_a_step() -> None:
     calls = model_calls(resolve_model(MODEL), tp=2, batch=64, context=1024, phase="decode")
     assert [(part.part, part.calls) for part in found.parts] == [(call.part, call.calls_per_step) for call in calls]
     assert (found.missing, found.missing_calls_share, found.missing_bytes_share) == ([], 0, 0)
-    assert found.in_graph is not None
-    assert found.tokens_per_s == pytest.approx(64e6 / found.in_graph.us)
-    assert found.in_graph.us > found.us
+    assert found.time is not None
+    assert found.tokens_per_s == pytest.approx(64e6 / found.time.us)
+    assert found.time.us > found.us
     assert 0 < found.interval_us[0] < found.us < found.interval_us[1]
     assert found.layers == resolve_model(MODEL).layers
     assert {part.part for part in found.parts if not part.layers} == {

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import csv
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -30,9 +30,7 @@ import opatlas
 from opatlas.ask.query.database import OpenDatabase
 from opatlas.ask.query.model_cost import ModelCost, PartCost
 from opatlas.ask.query.step_time import CONSTANTS, StepConstants, step_time
-from opatlas.row.columns import ATTENTION_TYPES
 from opatlas.row.communication import BY_KERNEL_TYPE
-from opatlas.row.roofline import device_peak
 from opatlas.run.step_layer import kind_of_layer
 from opatlas.theory.model_step import Step
 
@@ -45,7 +43,7 @@ _GOALS = {"decode, dense": (0.02, 0.05), "decode, experts": (0.04, 0.10), "prefi
 #: the host.
 _FREE_MHZ, _HOST_BOUND = 1950, 1.2
 #: Nothing is added: what the parts of a step depend on is known without.
-_NOTHING = StepConstants(*[0.0] * 10)
+_NOTHING = StepConstants(*[0.0] * 9)
 
 
 @dataclass(frozen=True)
@@ -67,6 +65,7 @@ class Measured:
     def kind(self) -> str:
         step = Step.read(self.name)
         phase = "prefill" if any(each.is_prompt for each in step.groups()) else "decode"
+        phase = "eager" if step.is_eager else phase
         return f"{phase}, {'experts' if any(part.part == 'router' for part in self.cost.parts) else 'dense'}"
 
     @property
@@ -76,6 +75,19 @@ class Measured:
     @cached_property
     def kernels(self) -> int:
         return sum(part.calls * part.kernels for part in self.cost.parts)
+
+    @property
+    def placed(self) -> list[PartCost]:
+        """The calls whose places are fitted: grouped products are less certain than theirs."""
+        parts = self.cost.parts
+        return [part for part in parts if "Grouped" not in part.kernel_type] if self.in_place else list(parts)
+
+    @property
+    def later_us(self) -> float:
+        """How much longer the kernels of `placed` are than alone."""
+        if not self.in_place:
+            return (self.kernels_us or 0.0) - self.cost.us
+        return sum((self.in_place[part.part][0] - (part.us_per_call or 0.0)) * part.calls for part in self.placed)
 
     def is_fitted(self) -> bool:
         """Says whether a step is on the list of those that are fitted; the others are held out."""
@@ -108,8 +120,8 @@ def of_layers(cost: ModelCost, layers: str) -> ModelCost:
     return replace(cost, parts=parts)
 
 
-def without_missing(cost: ModelCost) -> ModelCost:
-    return replace(cost, parts=[part for part in cost.parts if part.us is not None])
+def without(cost: ModelCost, parts: Sequence[str]) -> ModelCost:
+    return replace(cost, parts=[part for part in cost.parts if part.part not in parts])
 
 
 def listed(db: OpenDatabase) -> Iterator[Measured]:
@@ -117,10 +129,14 @@ def listed(db: OpenDatabase) -> Iterator[Measured]:
     with _LISTED.open(newline="") as file:
         for row in csv.DictReader(file):
             cost = cost_of(db, row["Step"], f"1 {row['layer']}".rstrip())
-            missing = float(row["missing(us)"] or 0) if cost.missing else 0.0
-            kernels = float(row["kernels(us)"]) - missing if row["kernels(us)"] else None
-            us, mhz = float(row["step(us)"]) - missing, float(row["sm_clock(MHz)"])
-            yield Measured(row["Step"], "plain torch", us, kernels, mhz, without_missing(cost), {})
+            us, left_out, mhz = (float(row[name] or 0) for name in ("step(us)", "left out(us)", "sm_clock(MHz)"))
+            cost = without(cost, row["left out"].split())
+            kernels = float(row["kernels(us)"]) if row["kernels(us)"] else None
+            # With their gaps.
+            lost, own = int(row["left out kernels"] or 0), sum(part.calls * part.kernels for part in cost.parts)
+            us -= left_out + (0.0 if kernels is None else (us - kernels) * lost / (lost + own))
+            kernels = None if kernels is None else kernels - left_out
+            yield Measured(row["Step"], "plain torch", us, kernels, mhz, cost, {})
 
 
 def stored(db: OpenDatabase) -> Iterator[Measured]:
@@ -133,13 +149,23 @@ def stored(db: OpenDatabase) -> Iterator[Measured]:
             step = Step.read(row["Step"])
             eager = row["Step Launch"] == "eager"
             step = msgspec.structs.replace(step, launch="eager") if eager else step
-            cost = cost_of(db, str(step), row["Step Layers"])
+            stack = [each.split()[0] for each in row["Step Stack"].split(";") if each.strip()]
+            cost = cost_of(db, str(step), row["Step Layers"], [*stack, "torch"])
+            # What an implementation of the stack refused, torch ran.
+            refused = [note.split()[0] for note in row["Assumptions"].split("; ") if " by torch: " in note]
+            if refused:
+                own = cost_of(db, str(step), row["Step Layers"], ["torch"]).parts
+                parts = [mine if part.part in refused else part for part, mine in zip(cost.parts, own, strict=True)]
+                cost = replace(cost, parts=parts)
             places = {part.part: _in_place(row, part.part) for part in cost.parts}
             lost = [(part.calls * places[part.part][0], part.calls * sum(places[part.part])) for part in cost.missing]
             us = float(row["Average Duration(us)"]) - sum(each for _, each in lost)
-            kernels = float(row["MicroBench kernels(us)"]) - sum(each for each, _ in lost)
+            told = row["MicroBench kernels(us)"]
+            kernels = float(told) - sum(each for each, _ in lost) if told else None
             mhz = float(row["MicroBench sm_clock_mhz"])
-            yield Measured(str(step), "OpAtlas", us, kernels, mhz, without_missing(cost), places)
+            yield Measured(
+                str(step), "OpAtlas", us, kernels, mhz, without(cost, [part.part for part in cost.missing]), places
+            )
 
 
 def _in_place(row: Mapping[str, str], part: str) -> tuple[float, float]:
@@ -147,16 +173,16 @@ def _in_place(row: Mapping[str, str], part: str) -> tuple[float, float]:
     return own, gap
 
 
-def cost_of(db: OpenDatabase, step: str, layers: str) -> ModelCost:
-    found = db.model(any_memory=True, **msgspec.structs.asdict(Step.read(step)))
+def cost_of(db: OpenDatabase, step: str, layers: str, implementation: Sequence[str] = ()) -> ModelCost:
+    found = db.model(any_memory=True, implementation=implementation, **msgspec.structs.asdict(Step.read(step)))
     return of_layers(found, layers)
 
 
 def fit(steps: Iterable[Measured]) -> StepConstants:
     """Returns the constants that the fitted ones of some steps tell, but for those of the interval.
 
-    Gaps and launches are medians of a kernel's; the others make the sums of squares of relative errors least: the places
-    of kernels at a free clock, the power cap of steps below it.
+    Gaps and launches are medians of a kernel's; the others make the sums of squares of relative errors least: the
+    places of kernels at a free clock, the power cap of steps below it.
     """
     steps = [each for each in steps if each.is_fitted()]
     graph = [each for each in steps if not each.cost.step.is_eager]
@@ -164,22 +190,22 @@ def fit(steps: Iterable[Measured]) -> StepConstants:
     gap = median((each.us - (each.kernels_us or 0.0)) / each.kernels for each in free)
     host = [each for each in steps if each.cost.step.is_eager and each.us > _HOST_BOUND * each.cost.us]
     launch = median(each.us / each.kernels for each in host) if host else CONSTANTS["NVIDIA_H200"].launch_us
-    terms = [[_place(part, number) for number in range(3)] for each in free for part in [each]]
-    left = [((each.kernels_us or 0.0) - each.cost.us, each.us) for each in free]
-    norm, product, attention = _least_squares(terms, left)
-    message = median(alone - row for alone, row in _MESSAGES)
-    numbers = (gap, launch, norm, product, attention, message, 0.0, 0.0, 0.0, 0.0)
+    placed = [each for each in free if each.in_place or each.kind == "decode, dense"]
+    terms = [[_place(each, number) for number in range(3)] for each in placed]
+    norm, product, attention = _least_squares(terms, [(each.later_us, each.us) for each in placed])
+    message = median(in_graph - row for in_graph, row in _MESSAGES)
+    numbers = (gap, launch, norm, product, attention, message, 0.0, 0.0, 0.0)
     found = StepConstants(*(round(value, 4) for value in numbers))
     capped = [each for each in graph if each.mhz < _FREE_MHZ]
     late = [(each.us * -each.error(found), each.us) for each in capped]
     at_peak, free_us = _least_squares([[_at_peak_us(each), -each.cost.us] for each in capped], late)
-    return replace(found, capped=round(at_peak, 3), busy=round(free_us / at_peak, 3))
+    return replace(found, capped=round(at_peak, 3), busy=round(free_us / (at_peak or 1.0), 3))
 
 
 def _place(step: Measured, number: int) -> float:
     """Returns how much a step has of what norm_us, product and attention are a multiple of."""
     unit = replace(_NOTHING, **{("norm_us", "product", "attention")[number]: 1.0})
-    return sum(unit.place_us(part) * part.calls for part in step.cost.parts)
+    return sum(unit.place_us(part) * part.calls for part in step.placed)
 
 
 def _at_peak_us(step: Measured) -> float:
@@ -205,16 +231,15 @@ def held_out(steps: list[Measured]) -> Iterator[tuple[str, list[Measured], StepC
         yield "another machine", [each for each in steps if each.machine == name], fit(without)
 
 
-def interval(columns: list[tuple[str, list[Measured], StepConstants]]) -> tuple[float, float]:
-    """Returns `machine` and `spread`, by the fitted ones among steps that a fit left out."""
-    away = [np.median([each.error(constants) for each in own]) for name, own, constants in columns if "mach" in name]
-    machine = round(float(np.mean(np.abs(away))), 3)
+def error_needed(columns: list[tuple[str, list[Measured], StepConstants]]) -> float:
+    """Returns the least error with which nine of ten fitted steps, each left out of its fit, are in their intervals."""
     needed = []
     for name, own, constants in columns:
         for each in own if name != "other sizes" else ():
-            sizes = (replace(constants, machine=machine, spread=number / 20) for number in range(200))
-            needed += [next(wide.spread for wide in sizes if each.is_inside(wide))] if each.is_fitted() else []
-    return machine, float(np.quantile(needed, 0.9))
+            errors = (number / 1000 for number in range(1000))
+            enough = next(error for error in errors if each.is_inside(replace(constants, error=error)))
+            needed += [enough] if each.is_fitted() else []
+    return round(float(np.quantile(needed, 0.9)), 3)
 
 
 def tell(title: str, told: list[tuple[Measured, StepConstants]]) -> bool:
@@ -251,14 +276,13 @@ def main() -> None:
     db = opatlas.open(*(sys.argv[1:] or ["NVIDIA_H200"]))
     steps = [*stored(db), *listed(db)]
     columns = list(held_out(steps))
-    machine, spread = interval(columns)
-    print(replace(columns[0][2], machine=machine, spread=spread))
+    error = error_needed(columns)
+    print(replace(columns[0][2], error=error))
     told: dict[str, list[tuple[Measured, StepConstants]]] = {}
     for name, own, constants in columns:
-        wide = replace(constants, machine=machine, spread=spread)
+        wide = replace(constants, error=error)
         for each in own:
-            launch = ", eager" if each.cost.step.is_eager else ""
-            told.setdefault(f"{name}, {each.kind}{launch}", []).append((each, wide))
+            told.setdefault(f"{name}, {each.kind}", []).append((each, wide))
             told.setdefault(f"{name}, all", []).append((each, wide))
     good = [tell(title, own) for title, own in sorted(told.items())]
     worst = [(each.error(constants), name, each) for name, own, constants in columns for each in own]

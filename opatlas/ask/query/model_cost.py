@@ -149,8 +149,8 @@ class ModelCost:
         return self.us - hypot(*below.values()), self.us + hypot(*above.values())
 
     @property
-    def in_graph(self) -> StepTime | None:
-        """The time of the step where a graph launches it; None on a device without measured steps."""
+    def time(self) -> StepTime | None:
+        """The time of the step, launched by a graph or eagerly; None on a device without measured steps."""
         return step_time(self)
 
     @property
@@ -158,13 +158,13 @@ class ModelCost:
         """The tokens that one replica computes in a second, if steps follow each other without gaps; see `missing`.
 
         None if a part is missing. All stages have a batch each, and the largest one decides. Where the time of a step
-        in a graph is known, that counts, and not the sum.
+        is known, that counts, and not the sum.
         """
         if self.missing or not self.us:
             return None
         largest = -(-self.layers // self.step.pp) / self.layers
         us = self.us - self.us_in_layers * (1 - largest)
-        us *= (self.in_graph or self).us / self.us
+        us *= (self.time or self).us / self.us
         return sum(group.n * group.queries for group in self.step.groups()) / us * 1e6
 
     @property

@@ -35,8 +35,8 @@ class StepConstants:
         message_us: of a collective in a graph.
         busy: the share of the device's peak in operations from which a step runs at the power cap.
         capped: the time above that share, at the peak, times this is what it takes longer.
-        machine: nine of ten steps on another machine are within this share of those that were fitted.
-        spread: nine of ten steps that were held out are within this multiple of their calls' intervals, joined with it.
+        error: nine of ten steps that were held out are within this share of their prediction, joined with the interval
+            of their calls.
     """
 
     gap_us: float
@@ -47,8 +47,7 @@ class StepConstants:
     message_us: float
     busy: float
     capped: float
-    machine: float
-    spread: float
+    error: float
 
     def place_us(self, part: PartCost) -> float:
         """Returns how much longer a call is in its place than alone."""
@@ -62,7 +61,7 @@ class StepConstants:
 
 #: By the name of a device, in the order of the fields.
 CONSTANTS: Mapping[str, StepConstants] = {
-    "NVIDIA_H200": StepConstants(0.32, 31.0, 0.37, 0.025, 0.01, 3.69, 0.2, 0.3, 0.02, 1.0)
+    "NVIDIA_H200": StepConstants(0.323, 31.1, 0.549, 0.0164, 0.02, 3.69, 0.251, 0.24, 0.055)
 }
 
 
@@ -118,5 +117,5 @@ def step_time(cost: ModelCost, constants: StepConstants | None = None) -> StepTi
     if cost.step.is_eager:
         found = replace(found, host_us=max(constants.launch_us * kernels - found.us, 0.0))
     low, high = cost.interval_us
-    below, above = (hypot(constants.spread * us / cost.us, constants.machine) for us in (cost.us - low, high - cost.us))
+    below, above = (hypot(us / cost.us, constants.error) for us in (cost.us - low, high - cost.us))
     return replace(found, interval_us=(found.us * (1 - below), found.us * (1 + above)))
