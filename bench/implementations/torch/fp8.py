@@ -61,7 +61,9 @@ def scaled_product(
         token = real_scale(token, converted)
     if not one_scale:
         token, of_columns = token.unsqueeze(1), of_columns.expand(b.shape[1]).contiguous().unsqueeze(0)
-    return lambda: torch._scaled_mm(a, weight, token, of_columns, bias=bias, out_dtype=dtype, use_fast_accum=False)
+    # Engines let the tensor cores add up products with one scale, as cuBLAS and CUTLASS call it fast accumulation.
+    how = {"bias": bias, "out_dtype": dtype, "use_fast_accum": one_scale}
+    return lambda: torch._scaled_mm(a, weight, token, of_columns, **how)
 
 
 def block_scaled_product(
