@@ -13,12 +13,13 @@ from statistics import mean
 from typing import Any
 
 from opatlas.errors import OpAtlasError, UsageError
+from opatlas.row.attention import Sequences, keys_of
 from opatlas.row.columns import EXPERT_LOAD, INPUT_DTYPES, MESSAGE, RUNTIME_PREFIX
 from opatlas.row.communication import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, REDUCE_SCATTER, Collective
 from opatlas.row.signature import signature
 from opatlas.row.slots import FP8, known_dtype
 from opatlas.theory.catalog import built_in_catalog
-from opatlas.theory.model_step import ACTIVATIONS, QUANTIZED, Sequences, Step, cache_dtype, step_dtype
+from opatlas.theory.model_step import ACTIVATIONS, QUANTIZED, Step, cache_dtype, step_dtype
 from opatlas.theory.models import DeltaNet, Indexer, Latent, Linear, ModelFacts, RoutedExperts
 from opatlas.theory.patterns import NZ, Form, Pattern
 from opatlas.theory.sources import NOT_QUANTIZED
@@ -404,7 +405,7 @@ class _ModelStep:
         self, part: str, kernel_type: str, pattern: str, layers: int, group: Sequence[Sequences], **others: int
     ) -> ModelCall:
         """Returns the call for sequences with equally many queries; their numbers of keys may differ."""
-        keys = [each.keys for each in group for _ in range(each.n)]
+        keys = keys_of(group)
         found = self.call(part, kernel_type, pattern, layers, s=len(keys), t=group[0].queries, k=max(keys), **others)
         cells = dict(found.cells)
         if min(keys) != max(keys):

@@ -30,7 +30,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory, gpu) -> tuple[Path, dict[
     (folder / "traces").mkdir()
     _run("tests.cuda.served_layers", folder / "traces")
     database = folder / "database"
-    given = ["--profiling-path", folder / "traces", "--attention", "64x1:4096", "--database-path", database]
+    given = ["--profiling-path", folder / "traces", "--attention", "64x1@4096", "--database-path", database]
     said = _run("opatlas", "ingest", *given, "--json")
     _run("pytest", "bench/", "-q", "--database-path", database, "--device=cuda", "-p", "no:cacheprovider")
     return database, json.loads(said)

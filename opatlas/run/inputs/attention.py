@@ -15,7 +15,14 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from opatlas.row.columns import ATTENTION_TYPES, INPUT_DTYPES, INPUT_SHAPES, RUNTIME_PREFIX, WITHOUT_LENGTHS
+from opatlas.row.columns import (
+    ATTENTION_TYPES,
+    INPUT_DTYPES,
+    INPUT_SHAPES,
+    MEAN_LENGTHS,
+    RUNTIME_PREFIX,
+    WITHOUT_LENGTHS,
+)
 from opatlas.row.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -127,6 +134,8 @@ def read_attention(row: ReplayRow) -> AttentionCall:
         raise Unsupported(
             "the lengths of the sequences are not known: opatlas ingest --attention-records, or --attention"
         )
+    if MEAN_LENGTHS in row.cells.items():
+        row.assume("each sequence has the mean length of its step")
     return _AttentionReader(row).call()
 
 
