@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from opatlas.row.columns import ATTENTION_TYPES, INPUT_DTYPES, INPUT_SHAPES, RUNTIME_PREFIX, WITHOUT_LENGTHS
 from opatlas.row.errors import Unsupported
+from opatlas.row.slots import FP8
 
 if TYPE_CHECKING:
     from opatlas.run.inputs.replay_row import ReplayRow
@@ -286,11 +287,14 @@ class _AttentionReader:
 
     def expect_dtypes(self) -> None:
         named = (QUERY, KEY, VALUE, QUERY_ROPE, KEY_ROPE)
-        found = {self.row.input_slots[slot].dtype for slot in named if self.shape(slot)}
+        dtypes = {slot: self.row.input_slots[slot].dtype for slot in named if self.shape(slot)}
+        found, cached = {*dtypes.values()}, {dtypes.get(KEY), dtypes.get(VALUE)}
+        if len(cached) == 1 and cached <= FP8 and self.table() and KEY_ROPE not in dtypes and not self.row.on_npu:
+            found -= cached
         self.row.expect(
             len(found) <= 1 and found <= {"BF16", "FLOAT16", "FLOAT"},
             INPUT_DTYPES,
-            f"queries, keys and values are {', '.join(sorted(found))}; quantized ones are not replayed",
+            f"queries, keys and values are {', '.join(sorted(found))}; of others only FP8 in pages is replayed",
             "correct the dtypes, if they are wrong",
         )
 
