@@ -289,7 +289,9 @@ class _AttentionReader:
         named = (QUERY, KEY, VALUE, QUERY_ROPE, KEY_ROPE)
         dtypes = {slot: self.row.input_slots[slot].dtype for slot in named if self.shape(slot)}
         found, cached = {*dtypes.values()}, {dtypes.get(KEY), dtypes.get(VALUE)}
-        if len(cached) == 1 and cached <= FP8 and self.table() and KEY_ROPE not in dtypes and not self.row.on_npu:
+        if len(cached) == 1 and cached <= FP8 and self.table() and KEY_ROPE not in dtypes:
+            if self.row.on_npu:
+                raise Unsupported("a cache in FP8 without scales is replayed on GPUs")
             found -= cached
         self.row.expect(
             len(found) <= 1 and found <= {"BF16", "FLOAT16", "FLOAT"},
