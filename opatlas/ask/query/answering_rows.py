@@ -116,6 +116,12 @@ class AnsweringRows:
     def __len__(self) -> int:
         return len(self.found)
 
+    @cached_property
+    def refused(self) -> frozenset[str]:
+        """The signatures of rows without a duration that the implementation does not run."""
+        last = zip(self.table.signatures, self.table.statuses, strict=True)
+        return frozenset(name for name, status in last if status is Status.UNSUPPORTED) - {*self.signatures}
+
     def __iter__(self) -> Iterator[Row]:
         return (each.row for each in self.found)
 
