@@ -27,7 +27,6 @@ from opatlas.row.attention import Sequences, read_sequences
 from opatlas.row.location import DEFAULT_NPU_DEVICE, default_path, expect_npu
 from opatlas.row.versions import Versions, detect
 from opatlas.run.registry import replays_of_bench
-from opatlas.show.output import print_note
 from opatlas.show.parameters import reads
 from opatlas.show.result import Column, Fields, Part, Result, Table
 from opatlas.text import close_matches, printable, shortened
@@ -125,8 +124,6 @@ def ingest(
             if profiling_path is None:
                 raise
             found_by.append(Result(json={}, problems=[str(error)]))
-    for warning in database.misspelt_columns():
-        print_note(f"warning: {warning}")
     content: dict[str, Any] = {"database": database_path}
     for each in found_by:
         content |= each.json

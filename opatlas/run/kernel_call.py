@@ -148,10 +148,6 @@ class KernelCall:
             return results
         return tuple(None if result is None else result.clone() for result in results)
 
-    def tensors(self) -> tuple[torch.Tensor, ...]:
-        """Returns the tensors of the arguments and of the latest return value."""
-        return (*flat_tensors(list(self.inputs.values())), *self.returned())
-
     def returned(self) -> tuple[torch.Tensor, ...]:
         """Returns the tensors of the latest return value."""
         return flat_tensors(self._latest)

@@ -129,7 +129,7 @@ class StepReplay:
 
         def before_each() -> None:
             own.restore()
-            self._device.flush_cache(own.tensors() if own.prepared is None else None)
+            self._device.flush_cache()
 
         rule = StopRule(repeat_count=self._settings.repeat_count or _ALONE, time_limit_s=self._settings.time_limit_s)
         samples = self._instrument.sample(own.launch, before_each, rule).durations_us

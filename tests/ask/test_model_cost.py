@@ -121,6 +121,24 @@ def test_parts_from_rows_of_other_dtypes_are_summed_separately(tmp_path: Path) -
     assert found.other_dtypes_us == 0
 
 
+def test_an_implementation_that_refuses_a_row_does_not_answer_it(tmp_path: Path) -> None:
+    """Its durations are of rows that it takes."""
+    (call,) = [call for call in model_calls(resolve_model(MOE), batch=64, context=4096) if call.part == "gating"]
+    (taken,) = [call for call in model_calls(resolve_model(MOE), batch=8, context=4096) if call.part == "gating"]
+    place = tmp_path / "db" / "implementations" / "flashinfer-1"
+    write_table(tmp_path / "db", "MoeGatingTopK", pd.DataFrame([{**call.cells, "Average Duration(us)": "30"}]))
+    rows = [{**taken.cells, "Average Duration(us)": "3"}, {**call.cells, "Status": "unsupported"}]
+
+    def gating() -> float | None:
+        found = opatlas.open(tmp_path / "db").model(MOE, batch=64, context=4096, implementation=["flashinfer", "torch"])
+        return next(part.us_per_call for part in found.parts if part.part == "gating")
+
+    write_table(place, "MoeGatingTopK", pd.DataFrame(rows[:1]))
+    assert gating() != 30
+    write_table(place, "MoeGatingTopK", pd.DataFrame(rows).fillna(""))
+    assert gating() == 30
+
+
 def test_random_routing_asks_for_rows_with_that_load_then_for_equal_ones(tmp_path: Path) -> None:
     experts = [call for call in model_calls(resolve_model(MOE), batch=64, context=4096) if call.nearest]
     equal = [{**call.nearest, "Average Duration(us)": "50"} for call in experts]
@@ -133,6 +151,13 @@ def test_random_routing_asks_for_rows_with_that_load_then_for_equal_ones(tmp_pat
 
     assert parts("equal", *equal) == [(50, "equal"), (50, "equal")]
     assert parts("both", *equal, *loaded) == [(70, "random"), (50, "equal")]
+    others = [
+        {**call.cells, "Average Duration(us)": "60"}
+        for batch in (8, 16, 32, 128)
+        for call in model_calls(resolve_model(MOE), batch=batch, context=4096)
+        if call.nearest
+    ]
+    assert [load for _, load in parts("other sizes", *equal, *others)] == ["random", "random"]
     assert [load for _, load in parts("both", *equal, *loaded, routing="equal")] == ["", ""]
 
 
@@ -393,3 +418,20 @@ def test_a_database_that_lies_anywhere_looks_for_no_messages_beside_it(
     monkeypatch.setattr(Path, "glob", lambda self, pattern: (looked_at.append(self), iter(()))[1])
     assert opened.messages is None
     assert not [each for each in looked_at if each in tmp_path.parents]
+
+
+def test_rows_with_scales_of_blocks_answer_before_the_first_of_the_stack(tmp_path: Path) -> None:
+    place, fp8 = tmp_path / "db", "FLOAT8_E4M3FN"
+    for folder, name, us in (
+        (place, MODEL, "90"),
+        (place / "implementations" / "mine-1.0", "Qwen/Qwen3-235B-A22B-FP8", "30"),
+    ):
+        calls = [call.cells for call in model_calls(resolve_model(name), batch=64, context=4096, dtype=fp8)]
+        rows = [
+            {**cells, "Average Duration(us)": us}
+            for cells in calls
+            if len(cells["Input Shapes"].split(";")) == 4 and fp8 in cells["Input Data Types"]
+        ]
+        write_table(folder, "QuantBatchMatmulV3", pd.DataFrame(rows))
+    found = opatlas.open(place).model("Qwen/Qwen3-235B-A22B-FP8", batch=64, context=4096)
+    assert {part.us_per_call for part in found.parts if part.kernel_type == "QuantBatchMatmulV3"} == {30}

@@ -69,8 +69,8 @@ class PartCost:
         tera_ops: the operations of products and of attention, in 10^12 a second; None if unknown.
         reason: why the duration is missing; "" if it is not.
         kernels: the device kernels of a call, of a predicted one those of the nearest row; 1 where rows do not say.
-        expert_load: of a grouped product with random routing the load of the row that answers: "random", or "equal"
-            where no such row is stored; else "".
+        expert_load: of a grouped product with random routing the load of the rows that answer: "random", or "equal"
+            where too few have that; else "".
     """
 
     part: str
@@ -254,8 +254,7 @@ def _part_cost(layouts: tuple[ModelCall, ModelCall], answers: ImplementationAnsw
     )
     found = answer_call(layouts, answers, stack)
     load = call.cells.get(EXPERT_LOAD, "")
-    # Of another load only a row itself answers: predictions know too few.
-    if call.nearest and (found is None or found[1].other_dtypes or (load and found[1].how is not How.MEASURED)):
+    if call.nearest and (found is None or found[1].other_dtypes or found[1].other_load):
         plain, in_nz = (replace(each, cells=each.nearest) for each in layouts)
         found, load = answer_call((plain, in_nz), answers, stack), load and "equal"
         found = found and (found[0], replace(found[1], other_dtypes=found[1].other_dtypes or not load))

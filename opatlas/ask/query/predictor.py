@@ -152,6 +152,11 @@ class Predictor:
         with _one_blas_thread():
             return self.model.correlations(known, self.model.predict(known))
 
+    def has_alike(self, cells: Mapping[str, str]) -> bool:
+        """Returns whether as many rows as a model needs have the slots, dtypes and Expert Load of a row."""
+        asked = self._features_of(cells)
+        return asked is not None and sum(each.regime == asked.regime for each in self._features) >= LEAST_ROWS
+
     def _features_of(self, cells: Mapping[str, str]) -> RowFeatures | None:
         return row_features(self._rows.kernel_type, cells, self._cores)
 

@@ -94,6 +94,7 @@ class QueryResult:
         composed: whether a composition of torch operators ran in place of the one kernel of an NPU; None if the rows do
             not say.
         other_dtypes: whether no row that the duration comes from has the dtypes of the question.
+        other_load: whether too few of the rows that the duration comes from have the Expert Load of the question.
         rivals: the other answers: those of the other implementations, the fastest first, then the capture of a row
             that was also replayed, and durations of the row on other devices.
     """
@@ -113,6 +114,7 @@ class QueryResult:
     composed: bool | None = False
     source: str = ""
     other_dtypes: bool = False
+    other_load: bool = False
     rivals: tuple[QueryResult, ...] = ()
 
     @property
