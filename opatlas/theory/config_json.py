@@ -181,6 +181,7 @@ def _facts(name: str, text: Mapping[str, Any], whole: Mapping[str, Any]) -> Mode
         tied=base.tie_word_embeddings,
         cache_dtype=cache_dtype,
         differs=tuple(differs),
+        positions=base.max_position_embeddings or ModelFacts.positions,
     )
 
 
