@@ -169,6 +169,11 @@ class _ModelStep:
     def quantized(self) -> bool:
         return self.dtype in QUANTIZED
 
+    @property
+    def scales(self) -> str:
+        """The scales of quantized products, as the catalog's patterns name them."""
+        return (self.dtype in FP8 and self.model.scales) or "per_token"
+
     @cached_property
     def sizes(self) -> Mapping[str, int]:
         """The sizes of the step by the catalog's variables, for all calls that name no others."""
@@ -322,9 +327,9 @@ class _ModelStep:
         if travels:
             yield self.collective("dispatch", ALL_TO_ALL, ep, own * experts.top_k * hidden, layers)
         for part, size in (("gate_up", hidden), ("down", width)):
-            if self.quantized:
-                yield self.call(f"experts_{part}_quant", "DynamicQuant", "dynamic_quant", layers, m=rows, h=size)
-            product = f"grouped_{part}{'_quantized' if self.quantized else ''}"
+            yield from self.quantization(f"experts_{part}", rows, size, layers)
+            scaled = "_blocks" if self.scales == "blocks" else "_quantized"
+            product = f"grouped_{part}{scaled if self.quantized else ''}"
             of = partial(self.call, f"experts_{part}", "GroupedMatmul", product, layers, m=rows, w=width)
             grouped = of(e=experts.count // ep)
             if self.step.routing == "random":
@@ -364,9 +369,16 @@ class _ModelStep:
         name, layers, calls = linear.name, *((linear.calls, 1) if in_layers else (0, linear.calls))
         kernel_type, pattern = "MatMulV2", "matmul"
         if self.quantized and name not in NOT_QUANTIZED:
-            kernel_type, pattern = "QuantBatchMatmulV3", "quant_matmul_per_token"
-            yield self.call(f"{name}_quant", "DynamicQuant", "dynamic_quant", layers, calls, m=tokens, h=linear.k)
+            kernel_type, pattern = "QuantBatchMatmulV3", f"quant_matmul_{self.scales}"
+            yield from self.quantization(name, tokens, linear.k, layers, calls)
         yield self.call(name, kernel_type, pattern, layers, calls, m=tokens, n=linear.n, k=linear.k)
+
+    def quantization(self, name: str, tokens: int, size: int, layers: int, calls: int = 1) -> Iterator[ModelCall]:
+        """Yields the quantization of a product's input. With one scale, known before, the kernel before does it."""
+        if self.quantized and self.scales != "per_tensor":
+            by_token = ("DynamicQuant", "dynamic_quant")
+            kernel = ("DynamicBlockQuant", "dynamic_block_quant") if self.scales == "blocks" else by_token
+            yield self.call(f"{name}_quant", *kernel, layers, calls, m=tokens, h=size)
 
     def all_reduce(self, part: str, layers: int) -> Iterator[ModelCall]:
         """Yields the sum of a layer's results over the devices that share the layer."""

@@ -437,3 +437,20 @@ def test_a_database_that_lies_anywhere_looks_for_no_messages_beside_it(
     monkeypatch.setattr(Path, "glob", lambda self, pattern: (looked_at.append(self), iter(()))[1])
     assert opened.messages is None
     assert not [each for each in looked_at if each in tmp_path.parents]
+
+
+def test_rows_with_scales_of_blocks_answer_before_the_first_of_the_stack(tmp_path: Path) -> None:
+    place, fp8 = tmp_path / "db", "FLOAT8_E4M3FN"
+    for folder, name, us in (
+        (place, MODEL, "90"),
+        (place / "implementations" / "mine-1.0", "Qwen/Qwen3-235B-A22B-FP8", "30"),
+    ):
+        calls = [call.cells for call in model_calls(resolve_model(name), batch=64, context=4096, dtype=fp8)]
+        rows = [
+            {**cells, "Average Duration(us)": us}
+            for cells in calls
+            if len(cells["Input Shapes"].split(";")) == 4 and fp8 in cells["Input Data Types"]
+        ]
+        write_table(folder, "QuantBatchMatmulV3", pd.DataFrame(rows))
+    found = opatlas.open(place).model("Qwen/Qwen3-235B-A22B-FP8", batch=64, context=4096)
+    assert {part.us_per_call for part in found.parts if part.kernel_type == "QuantBatchMatmulV3"} == {30}
