@@ -25,6 +25,7 @@ from opatlas.errors import OpAtlasError
 from opatlas.files import read_safely
 from opatlas.row.columns import DTYPE, EXPERT_LOAD, MESSAGE_BYTES, NUM_DEVICES
 from opatlas.row.communication import BY_KERNEL_TYPE
+from opatlas.row.quality import Source
 from opatlas.row.roofline import AchievedRates, achieved_rates, device_peak, tensor_bytes
 from opatlas.row.slots import row_slots
 from opatlas.theory.model_calls import ModelCall
@@ -254,12 +255,19 @@ def _part_cost(layouts: tuple[ModelCall, ModelCall], answers: ImplementationAnsw
     )
     found = answer_call(layouts, answers, stack)
     load = call.cells.get(EXPERT_LOAD, "")
+    if load and (found is None or found[1].other_load):
+        # A captured row has the load of the tokens that were captured.
+        plain, in_nz = (replace(each, cells={**each.cells, EXPERT_LOAD: ""}) for each in layouts)
+        captured = answer_call((plain, in_nz), answers, stack)
+        if captured and captured[1].how is How.MEASURED and captured[1].source == Source.CAPTURED.value:
+            found, load = captured, Source.CAPTURED.value
     if call.nearest and (found is None or found[1].other_dtypes or found[1].other_load):
         plain, in_nz = (replace(each, cells=each.nearest) for each in layouts)
         found, load = answer_call((plain, in_nz), answers, stack), load and "equal"
         found = found and (found[0], replace(found[1], other_dtypes=found[1].other_dtypes or not load))
     if found is None:
-        return replace(part, reason=_reason(call, answers, stack))
+        instead = call.instead and _part_cost((call.instead, call.instead), answers, stack)
+        return instead if instead and instead.how != MISSING else replace(part, reason=_reason(call, answers, stack))
     chosen, answer = found
     rates = _rates(chosen, answer)
     return replace(
