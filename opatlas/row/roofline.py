@@ -314,6 +314,7 @@ class AttentionSizes(NamedTuple):
         pages: of the block table; 0 without one.
         causal: whether a query reads the keys before it only.
         lengths: how many sequences have as many queries and keys.
+        cache_share: the bytes of an element of keys and values, as a share of those of a query.
     """
 
     sequences: int
@@ -328,6 +329,7 @@ class AttentionSizes(NamedTuple):
     pages: int
     causal: bool
     lengths: Mapping[tuple[int, int], int]
+    cache_share: float = 1.0
 
     @property
     def operations(self) -> int:
@@ -336,9 +338,10 @@ class AttentionSizes(NamedTuple):
 
     @property
     def read_elements(self) -> int:
-        """The elements of all queries, keys and values, each once."""
+        """The elements of all queries, keys and values, each once; of a smaller cache as many as queries would have."""
         of_cache = self.head_size + self.value_size * (not self.latent)
-        return self.queries * self.heads * self.head_size + self.keys * self.kv_heads * of_cache
+        read = self.keys * self.kv_heads * of_cache
+        return self.queries * self.heads * self.head_size + round(read * self.cache_share)
 
     @property
     def moved_elements(self) -> int:
@@ -375,6 +378,7 @@ def attention_sizes(kernel_type: str, inputs: Sequence[Slot], cells: Mapping[str
     pairs = sum(q * kv - (q * (q - 1) // 2 if causal else 0) for q, kv in zip(of_queries, of_keys, strict=False))
     rope = inputs[_QUERY_ROPE].shape if len(inputs) > _QUERY_ROPE else ()
     of_key, of_value = (math.prod(slot.shape) for slot in (inputs[_KEY], inputs[min(_VALUE, len(inputs) - 1)]))
+    own, cached = (known_dtype(inputs[slot].dtype) for slot in (_QUERY, _KEY))
     return AttentionSizes(
         sequences=count,
         queries=sum(of_queries),
@@ -388,6 +392,7 @@ def attention_sizes(kernel_type: str, inputs: Sequence[Slot], cells: Mapping[str
         pages=math.prod(table) if table else 0,
         causal=causal,
         lengths=Counter(zip(of_queries, of_keys, strict=False)),
+        cache_share=cached.bytes / own.bytes if own and cached and own.bytes else 1.0,
     )
 
 

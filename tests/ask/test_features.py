@@ -46,7 +46,9 @@ def test_attention_takes_as_long_as_the_core_with_the_most_keys(
 ) -> None:
     inputs = ";".join(f"{tokens},{heads},{size}" for size in (128, 64, 128, 64, 128))
     inputs += f";{mask}"
-    assert features("RINGMLAPrefillBF16Kernel", inputs, f"{tokens},{heads},128").work[1] == longest
+    assert features("RINGMLAPrefillBF16Kernel", inputs, f"{tokens},{heads},128").work[1] == longest * 2 * 128 * (
+        192 + 128
+    )
 
 
 @pytest.mark.parametrize(

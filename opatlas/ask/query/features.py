@@ -153,21 +153,22 @@ def _of_groups(
 
 
 def _of_attention(sizes: AttentionSizes, cores: int) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
-    """The duration is that of the core with the most keys, which may work on one tile of queries at a time, or on two.
+    """The work has bytes, the operations of the core with the most keys, of one tile at a time and of two, and keys.
 
     A decode step and latent attention have tiles of all queries with the same keys, and split the keys where there are
     fewer tiles than cores. A prompt has tiles of the queries of a head. FlashInfer plans so (attention/scheduler.cuh).
     """
     split = sizes.latent or sizes.queries == sizes.sequences
     tiles, slots, parts = _split_tiles(sizes, cores) if split else (_tiles_of_prompts(sizes), cores, 1)
-    one, two = (_longest(tiles, count) for count in (slots, 2 * slots))
+    one, two = (max(_longest(tiles, count), 1.0) for count in (slots, 2 * slots))
     total = sum(count * sum(keys) for count, keys in tiles)
+    per_key = 2.0 * _ROWS * (sizes.head_size + sizes.value_size)
     numbers = (
         *(sizes.queries, sizes.sequences, sizes.keys / sizes.sequences, sizes.heads, sizes.kv_heads, sizes.head_size),
         *(one, two, parts),
     )
     return (
-        (2.0 * sizes.moved_elements, one, two, float(sizes.keys)),
+        (2.0 * sizes.moved_elements, one * per_key, two * per_key, float(sizes.keys)),
         tuple(math.log2(max(number, 1)) for number in numbers),
         (total / slots / one, float(parts > 1)),
     )
@@ -179,9 +180,9 @@ _Tiles = list[tuple[int, list[int]]]
 
 def _split_tiles(sizes: AttentionSizes, cores: int) -> tuple[_Tiles, int, int]:
     """Returns the tiles of decode steps or of latent attention, those that run at once, and the most parts of keys."""
-    together = max(sizes.heads // sizes.kv_heads, 1)
+    together = max(sizes.heads // max(sizes.kv_heads, 1), 1)
     rows = 64 if sizes.queries * together <= 64 * sizes.sequences else 128
-    slots = cores * 64 // rows
+    slots = max(cores * 64 // rows, 1)
     counts = [
         (max(keys, 1), count * sizes.kv_heads * -(-queries * together // rows))
         for (queries, keys), count in sizes.lengths.items()
