@@ -41,7 +41,7 @@ from opatlas.theory.sources import resolve_model
 #: What a table says of a part, by `PartCost.composed`.
 _COMPOSED = {True: "composition", None: "may be composition", False: ""}
 #: How many served points a table shows.
-_POINTS_SHOWN = 8
+_POINTS_SHOWN = 10
 #: The properties of `ModelCost` that JSON has.
 _OF_SUM = (
     *("model", "database", "stack", "dtype", "layers", "differs"),
