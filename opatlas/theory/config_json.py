@@ -176,6 +176,7 @@ def _facts(name: str, text: Mapping[str, Any], whole: Mapping[str, Any]) -> Mode
         gated_attention=kind.gated,
         tied=base.tie_word_embeddings,
         differs=tuple(differs),
+        positions=base.max_position_embeddings or ModelFacts.positions,
         **_dtype((text, whole)),
     )
 

@@ -47,6 +47,8 @@ class ModelCall:
         twins: further kernel types whose row may have these cells.
         nearest: the cells that answer where no row has the dtypes or the load of `cells`: those of a cache that is not
             quantized, or equally many rows of each expert that has any.
+        instead: the call of another kernel type that does this work on some devices; it answers where this one has no
+            rows.
     """
 
     part: str
@@ -56,6 +58,7 @@ class ModelCall:
     layers: int
     twins: tuple[str, ...] = ()
     nearest: Mapping[str, str] = field(default_factory=dict)
+    instead: ModelCall | None = None
 
     @property
     def calls_per_layer(self) -> int:
@@ -151,7 +154,8 @@ class _ModelStep:
     @cached_property
     def tokens(self) -> int:
         """The tokens of the step, with those that fill the next captured graph."""
-        return self.step.padded(_queries(self.groups))
+        tokens = _queries(self.groups)
+        return self.step.graph_size(tokens) or tokens
 
     @cached_property
     def outputs(self) -> int:
@@ -210,7 +214,9 @@ class _ModelStep:
             sent = self.collective("stage_send", BROADCAST, 2, self.tokens * model.hidden, 0)
             yield replace(sent, calls=self.step.pp - 1)
         yield self.call("final_norm", "AddRmsNorm", "add_rms_norm")
-        yield self.call("last_tokens", "Index", "index_rows")
+        lines = {"p": self.tokens, "m": self.outputs, "d": model.hidden}
+        gathered = self.call("last_tokens", "GatherV3", "gather_angles", **lines)
+        yield replace(self.call("last_tokens", "Index", "index_rows"), instead=gathered)
         for linear in self.linears("lm_head"):
             yield from self.product(linear, self.outputs, in_layers=False)
             if self.tp > 1:
@@ -226,7 +232,9 @@ class _ModelStep:
         if model.head_norms:
             for part, heads in (("query_norm", self.sizes["q"]), ("key_norm", self.sizes["kv"])):
                 yield self.call(part, "RmsNorm", "head_rms_norm", layers, g=heads)
-        yield self.call("rope", "ApplyRotaryPosEmb", "apply_rotary_pos_emb", layers)
+        # Engines for GPUs have a kernel that reads a table of all positions.
+        from_table = self.call("rope", "_triton_rope", "rope_from_table", layers, p=model.positions)
+        yield replace(self.call("rope", "ApplyRotaryPosEmb", "apply_rotary_pos_emb", layers), instead=from_table)
         yield self.call("cache", "ReshapeAndCacheNdKernel", "reshape_and_cache", layers)
         kernel_type, (sliding, window) = "FusedInferAttentionScore", model.sliding
         for group in _alike(self.decoded):

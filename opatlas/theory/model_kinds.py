@@ -42,6 +42,7 @@ class EveryKind(msgspec.Struct):
     final_logit_softcapping: float = 0
     num_nextn_predict_layers: int = 0
     tie_word_embeddings: bool = False
+    max_position_embeddings: OptionalSize = 0
 
 
 class SharedKeys(msgspec.Struct):

@@ -41,6 +41,7 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         cache_dtype: of keys and values in the cache; "" for that of the model, BF16 or FLOAT8_E4M3FN.
         captured: the numbers of tokens that CUDA graphs exist for, to the next of which a step is padded: `1+2+4+8`, or
             `vllm`; "" for no padding.
+        launch: by a graph, where one is captured for so many tokens, or kernel by kernel: eager.
         routing: how tokens choose experts: at random, so that few tokens leave some without rows, or equally often.
     """
 
@@ -56,6 +57,7 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pp: _Count = 1
     cache_dtype: str = ""
     captured: str = ""
+    launch: Literal["graph", "eager"] = "graph"
     routing: Literal["random", "equal"] = "random"
 
     @classmethod
@@ -96,15 +98,20 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise UsageError("sequences have lengths of their own: leave out batch and context")
         return read_sequences(self.sequences)
 
-    def padded(self, tokens: int) -> int:
-        """Returns the tokens of the step with those that fill the next captured graph. Raises UsageError."""
-        if not self.captured:
+    def graph_size(self, tokens: int) -> int | None:
+        """Returns the tokens of the graph that launches so many; None for more than the largest. Raises UsageError."""
+        if not self.captured or self.launch == "eager":
             return tokens
         words = self.captured.split("+")
         sizes = _CAPTURED.get(self.captured) or [int(word) for word in words if word.strip().isdigit()]
         if len(sizes) < len(words):
             raise UsageError(f"{self.captured!r} are no numbers of tokens: give some as in 1+2+4+8, or vllm")
-        return min((size for size in sizes if size >= tokens), default=tokens)
+        return min((size for size in sizes if size >= tokens), default=None)
+
+    @property
+    def is_eager(self) -> bool:
+        """Whether the host launches kernel by kernel."""
+        return self.launch == "eager" or self.graph_size(sum(each.n * each.queries for each in self.groups())) is None
 
 
 def step_dtype(model: ModelFacts, asked: str = "") -> str:

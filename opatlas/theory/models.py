@@ -179,6 +179,7 @@ class ModelFacts:
         tied: whether the LM head has the weights of the embedding.
         cache_dtype: of keys and values in the cache; "" for that of activations.
         differs: the parts of the model that the calls leave out, or have in another way.
+        positions: lines of the table of rotary embedding.
     """
 
     name: str
@@ -203,6 +204,7 @@ class ModelFacts:
     tied: bool = False
     cache_dtype: str = ""
     differs: tuple[str, ...] = ()
+    positions: int = 40960
 
     @property
     def attention_layers(self) -> int:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from opatlas.ask.query.question import FORM, Question, machine_floor, measured_half_widths
+from opatlas.ask.query.question import FORM, Question, UsedRow, machine_floor, measured_half_widths
 from opatlas.data.origin import Provenance, are_one_device, joined
 from opatlas.errors import OpAtlasError
 from opatlas.row import columns as col
@@ -23,6 +23,7 @@ from opatlas.row.signature import signatures
 from opatlas.row.slots import FP8, SHAPES_OF, normal_words
 from opatlas.row.status import Status
 from opatlas.row.table import Row, RowTable
+from opatlas.text import parse_whole
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -73,6 +74,11 @@ class RowDuration(NamedTuple):
     def machines(self) -> tuple[int | None, float | None]:
         """The number of machines that measured the row, and their spread as a share; None if the row does not say."""
         return (None, None) if self.is_captured else self.row.table.machines[self.row.position]
+
+    def used(self, distance: float = 0.0) -> UsedRow:
+        """Returns the row as one that an answer comes from, so far from its question."""
+        kernels = parse_whole(self.row.cell(col.MICROBENCH_DEVICE_KERNELS)) or 0
+        return UsedRow(self.row.case_id, self.run_id, self.duration.us, distance, 1 if self.is_captured else kernels)
 
     @property
     def lost(self) -> Status | None:

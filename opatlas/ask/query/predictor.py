@@ -175,10 +175,7 @@ class Predictor:
 
     def _used(self, nearest: Sequence[int], distance: Sequence[float]) -> tuple[UsedRow, ...]:
         rows = [self._rows.found[self._positions[near]] for near in nearest[:_NAMED]]
-        return tuple(
-            UsedRow(each.row.case_id, each.run_id, each.duration.us, float(far))
-            for each, far in zip(rows, distance[:_NAMED], strict=True)
-        )
+        return tuple(each.used(float(far)) for each, far in zip(rows, distance[:_NAMED], strict=True))
 
     def _guess(self, features: Sequence[RowFeatures]) -> list[Prediction]:
         """Scales the duration of the most similar of few rows by the work; the launch is a part of it."""

@@ -62,12 +62,14 @@ class UsedRow:
         run_id: the run that measured it; "" for a captured duration.
         duration_us: its duration.
         distance: how far the row is from the question; 0 for the row itself.
+        kernels: the device kernels of a call; 0 if unknown.
     """
 
     case_id: str
     run_id: str
     duration_us: float
     distance: float = 0.0
+    kernels: int = 0
 
 
 @dataclass(frozen=True, slots=True)
