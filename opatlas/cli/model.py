@@ -327,14 +327,9 @@ def _served_parts(served: Served) -> Iterator[Part]:
         sizes = [abs(each.error) for each in group]
         middle, added = (median(getattr(each, name) for each in group) for name in ("error", "added_us"))
         covered, lacks = sum(each.covered for each in group), median(each.cost.missing_calls_share for each in group)
-        left = [abs(each.fitted_error) for each in group if each.fitted_error is not None]
-        counts = (
-            covered,
-            lacks or None,
-            added,
-            group[0].fitted_us if all(names) else None,
-            median(left) if left else None,
-        )
+        after = [abs(each.fitted_error) for each in group if each.fitted_error is not None]
+        fitted = (group[0].fitted_us if all(names) else None, median(after) if after else None)
+        counts = (covered, lacks or None, added, *fitted)
         summary.append((*names, len(group), middle, median(sizes), sizes[len(sizes) // 10], *counts))
     missing = Column("missing calls", percent)
     of_points = ("points", error, Column("|error|", percent), Column("p90", percent), "in the interval", missing)
@@ -361,13 +356,14 @@ def _served_parts(served: Served) -> Iterator[Part]:
             left_out=len(counted) - len(rows),
         )
         yield Fields({f"unlike {each.point.model}": "; ".join(each.cost.differs) for each in counted})
+    count = len(served.points) + len(served.refused) + len(served.dropped)
     for name, left in (("refused", served.refused), ("dropped", served.dropped)):
         if left:
             reasons = Counter((point.model, point.engine, why) for point, why in left)
             yield Table(
                 ("model", "engine", "points", "why"),
                 [(*names, count, why) for (*names, why), count in reasons.items()],
-                title=f"{name}: {len(left)} of {sum(map(len, served))}",
+                title=f"{name}: {len(left)} of {count}",
             )
 
 
