@@ -126,7 +126,7 @@ class KernelModel:
         order = np.argsort(np.concatenate([where for where, _, _ in groups]))
         parts = []
         for where, positions, model in groups:
-            found = model.predict([features[i] for i in where])
+            found = model.predict([features[i] for i in where.tolist()])
             nearest, distance = found.nearest[:, :LEAST_ROWS], found.distance[:, :LEAST_ROWS]
             parts.append((found.log_us, found.half_width, found.asked, positions[nearest], distance))
         return Predictions(*(np.concatenate(each)[order] for each in zip(*parts, strict=True)))
@@ -135,7 +135,7 @@ class KernelModel:
         """Returns how the errors of predictions are correlated, each with the noise of one value; not across models."""
         correlated = np.eye(len(features))
         for where, _, model in self._grouped(features):
-            correlated[np.ix_(where, where)] = model.correlations([features[i] for i in where])
+            correlated[np.ix_(where, where)] = model.correlations([features[i] for i in where.tolist()])
         return correlated
 
     def _grouped(self, features: Sequence[RowFeatures]) -> Iterator[tuple[Positions, Positions, RegimeModel]]:
@@ -146,7 +146,7 @@ class KernelModel:
 
     def _make_model(self, name: str) -> tuple[Positions, RegimeModel]:
         rows = np.flatnonzero((self._regimes == name) | (name == _ALL))
-        model = RegimeModel([self._features[i] for i in rows], self._duration_us[rows], self.fits.get(name))
+        model = RegimeModel([self._features[i] for i in rows.tolist()], self._duration_us[rows], self.fits.get(name))
         self.fits.setdefault(name, model.fit)
         return rows, model
 
