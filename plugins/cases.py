@@ -207,7 +207,6 @@ class CaseTable:
         captured: captured durations in microseconds, NaN for a row without one. Another database may have them.
         captured_time_us: device time of all captured launches; None where the number of launches is unknown, or the
             tables of other kernel types were not read.
-        notes: sentences on columns whose names may be misspelt.
     """
 
     table: RowTable
@@ -218,7 +217,6 @@ class CaseTable:
     cases: list[SessionCase] = field(default_factory=list)
     captured: Floats = field(default_factory=lambda: np.empty(0))
     captured_time_us: float | None = 0.0
-    notes: list[str] = field(default_factory=list)
 
     @property
     def kernel_type(self) -> str:

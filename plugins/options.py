@@ -17,7 +17,7 @@ from opatlas.run.collectives import plan as collectives
 from opatlas.run.devices.device import DeviceSpec, available_devices, device_kinds
 from opatlas.run.group import JOIN_TIMEOUT_S, NODE_OPTIONS, NODES_JOIN_TIMEOUT_S
 from opatlas.run.inputs import experts
-from opatlas.run.instruments.instrument import PROFILERS, MeasureSettings
+from opatlas.run.instruments.instrument import MSPROF, MeasureSettings
 from opatlas.run.msprof_sessions import METRICS
 from opatlas.text import parse_whole
 
@@ -59,8 +59,8 @@ def _instrument(text: str) -> InstrumentChoice:
     name, colon, metrics = text.partition(":")
     if not colon:
         return InstrumentChoice(name)
-    if name not in PROFILERS:
-        raise argparse.ArgumentTypeError(f"{text!r}: only {' and '.join(PROFILERS)} record counters")
+    if name != MSPROF:
+        raise argparse.ArgumentTypeError(f"{text!r}: only {MSPROF} records counters")
     return InstrumentChoice(name, one_of(METRICS)(metrics))
 
 
@@ -220,9 +220,8 @@ MEASURING = (
         type=_instrument,
         default=InstrumentChoice(),
         metavar="NAME[:COUNTERS]",
-        help=f"what measures the durations; {_INSTRUMENTS}; and the group of hardware counters that the profilers of "
-        f"an NPU record: {', '.join(METRICS)} (default: the best that the device offers, and "
-        f"{MeasureSettings.aic_metrics})",
+        help=f"what measures the durations; {_INSTRUMENTS}; and the group of hardware counters that msprof records: "
+        f"{', '.join(METRICS)} (default: the best that the device offers, and {MeasureSettings.aic_metrics})",
     ),
     declare(
         "--case-timeout",

@@ -16,7 +16,6 @@ from opatlas.data.comparable import PresentSetup, StaleRuns
 from opatlas.data.csv_files import release_memory
 from opatlas.data.database import Database, SessionLock
 from opatlas.data.fold import TableFold, add_rows
-from opatlas.data.header import misspelt_columns
 from opatlas.data.op_mapping import write_default_mapping
 from opatlas.data.origin import Provenance
 from opatlas.data.restore import EditedRows, clear_edited, edited_rows
@@ -409,7 +408,6 @@ def _choose(rows: CaseTable, wanted: Sequence[str] | None, chosen: Choice, stale
                 case.known_failure = _known_failure(table.row(position), chosen)
         seen.add(case.id)
     rows.cases = [case for _, case in sorted(cases, key=itemgetter(0))]
-    rows.notes = misspelt_columns(table.path, table.columns, name)
 
 
 def _known_failure(row: Row, chosen: Choice) -> KnownFailure | None:

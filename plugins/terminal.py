@@ -94,7 +94,6 @@ def _to_run(session: Session, selected: int) -> Iterator[str]:
     for table in plan.tables.values():
         if not len(table.table):
             yield f"{table.table.path} has no rows"
-        yield from table.notes
     yield from (f"not read: {problem}" for problem in plan.problems)
 
 

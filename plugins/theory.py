@@ -223,8 +223,6 @@ class Theory:
         if added := sum(result.added for result in self._results):
             where["to replay them"] = self._pace().time_of(added)
         write_parts(terminalreporter, [*parts, Fields(where)])
-        for warning in self.plan.database.misspelt_columns():
-            terminalreporter.write_line(printable_lines(f"warning: {warning}"))
         if self._problem:
             terminalreporter.write_line(printable_lines(f"error: {self._problem}"), red=True)
 

@@ -1,4 +1,4 @@
-"""docs/contributing.md: it quotes the way of a row, and its code is that of the simulated devices and works."""
+"""docs/contributing.md: its code works."""
 
 from __future__ import annotations
 

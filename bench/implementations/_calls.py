@@ -14,6 +14,7 @@ from opatlas.run.implementation import Support
 
 HALF = (torch.bfloat16, torch.float16)
 REAL = (*HALF, torch.float32)
+FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 _Call = TypeVar("_Call")
 

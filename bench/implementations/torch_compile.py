@@ -17,7 +17,7 @@ import torch._dynamo
 from opatlas import Prepared, Unsupported, implements
 from opatlas.run.inputs.shape_rules import SCALE_BLOCK
 
-from .torch.fp8 import FP8
+from ._calls import FP8
 from .torch.moe import grouped_matmul as torch_grouped_matmul
 from .torch.quantized import quant_matmul as torch_quant_matmul
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
 
-from opatlas.capture.cases import Case, Cases, SampleLine, add_counts
-from opatlas.capture.launches import SOURCE_PROFILE, TimeShare, source_cell, time_shares
+from opatlas.capture.cases import Case, Cases, SampleLine
+from opatlas.capture.launches import SOURCE_PROFILE, TimeShare, add_counts, source_cell, time_shares
 from opatlas.data.csv_files import positions_by_key
 from opatlas.data.database import Database
 from opatlas.data.fold import TableFold

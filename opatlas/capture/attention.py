@@ -16,163 +16,39 @@ all others           stay, and are copied to added rows
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
-from typing import Annotated, NamedTuple
 
-import msgspec
-from msgspec import Meta
-
-from opatlas.capture.cases import add_counts
-from opatlas.capture.launches import COMPLETENESS, SHAPE_SLOTS
+from opatlas.capture.launches import add_counts
 from opatlas.data.csv_files import positions_by_key
 from opatlas.data.database import PRUNED_REASON, Database
 from opatlas.data.fold import TableFold
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.files import BROKEN_GZIP, open_stream
 from opatlas.row import columns as col
+from opatlas.row.attention import (
+    AVG_SEQ_LEN,
+    COMPLETENESS,
+    KV_VALUES,
+    RAW_SHAPES,
+    SHAPE_SLOTS,
+    CallRecord,
+    JoinKey,
+    Sequences,
+    batch_cells,
+    case_of,
+    completeness,
+    row_key,
+)
 from opatlas.row.communication import row_kind
-from opatlas.row.quality import number_cell
 from opatlas.row.signature import signatures_of
-from opatlas.row.slots import split_cell
 from opatlas.row.table import RowTable
-from opatlas.text import MOST_DIGITS, is_text, parse_real
+from opatlas.text import is_text, parse_real
 from opatlas.typed_json import DecodeError, decode
-
-Shape = tuple[int, ...]
-RAW_SHAPES = col.RUNTIME_PREFIX + "operator_input_shapes_raw"
-#: Slots of FusedInferAttentionScore's 31 inputs.
-_QUERY, _KEY, _VALUE, _MASK, _KV_LENGTHS, _BLOCK_TABLE = 0, 1, 2, 4, 6, 14
-AVG_SEQ_LEN = col.RUNTIME_PREFIX + "avg_seq_len"
-VALID_BLOCKS = col.RUNTIME_PREFIX + "block_table_valid_blocks"
-Q_VALUES, KV_VALUES = col.RUNTIME_IN_SIGNATURE[:2]
-_LAYOUT = col.RUNTIME_PREFIX + "input_layout"
-
-#: Sizes and lengths have fewer digits than MOST_DIGITS.
-_Size = Annotated[int, Meta(ge=0, lt=10**MOST_DIGITS)]
-_Sizes = tuple[_Size, ...]
-
-
-class JoinKey(NamedTuple):
-    """The facts that both a capture and a recorded call have. None stands for a missing tensor or list."""
-
-    query: Shape | None
-    key: Shape | None
-    value: Shape | None
-    kv_sequences: int | None
-    mask: Shape | None
-    block_table: Shape | None
-
-    def __str__(self) -> str:
-        named = zip(self._fields, self, strict=True)
-        return "; ".join(f"{name.replace('_', ' ')} {_cell(part) or 'none'}" for name, part in named)
-
-
-#: Returns the Runtime cells of the rows of a key; None if it is of other batches.
-KnownLengths = Callable[[JoinKey], Mapping[str, str] | None]
-
-
-class CallRecord(msgspec.Struct, frozen=True):
-    """A call of attention. Each field may be null or missing; other fields are ignored.
-
-    Attributes:
-        query_shape, key_shape, value_shape, atten_mask_shape, block_table_shape: lists of dimensions.
-        actual_seq_lengths, actual_seq_lengths_kv: lists of lengths, as passed to the call.
-        block_table_valid_blocks: blocks in use: one number, or one a sequence.
-        num_heads, num_key_value_heads, sparse_mode, input_layout, block_size: arguments of the call.
-    """
-
-    query_shape: _Sizes | None = None
-    key_shape: _Sizes | None = None
-    value_shape: _Sizes | None = None
-    atten_mask_shape: _Sizes | None = None
-    block_table_shape: _Sizes | None = None
-    actual_seq_lengths: _Sizes | None = None
-    actual_seq_lengths_kv: _Sizes | None = None
-    block_table_valid_blocks: _Size | _Sizes | None = None
-    num_heads: _Size | None = None
-    num_key_value_heads: _Size | None = None
-    sparse_mode: _Size | None = None
-    #: `BSND`, `TND_NTD`. A signature drops blanks, quotes and brackets, so that no row would have such a layout.
-    input_layout: Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_.-]*\Z")] | None = None
-    block_size: _Size | None = None
-
-    @property
-    def key(self) -> JoinKey:
-        sequences = None if self.actual_seq_lengths_kv is None else len(self.actual_seq_lengths_kv)
-        shapes = self.query_shape, self.key_shape, self.value_shape
-        return JoinKey(*shapes, sequences, self.atten_mask_shape, self.block_table_shape)
-
-    def cells(self) -> dict[str, str]:
-        """Returns the Runtime cells of the call's row."""
-        lengths, kv_lengths = self.actual_seq_lengths, self.actual_seq_lengths_kv
-        values = (
-            *(lengths, kv_lengths, self.num_heads),
-            # 0 means as many key heads as query heads.
-            *(self.num_key_value_heads or self.num_heads, self.sparse_mode, self.input_layout, self.block_size),
-        )
-        shapes = (
-            None if lengths is None else len(lengths),
-            None if kv_lengths is None else len(kv_lengths),
-            self.block_table_shape,
-        )
-        return {
-            **{name: _cell(value) for name, value in zip(col.RUNTIME_IN_SIGNATURE, values, strict=True)},
-            AVG_SEQ_LEN: self._average(),
-            VALID_BLOCKS: _cell(self.block_table_valid_blocks),
-            **{name: _cell(shape) for name, shape in zip(SHAPE_SLOTS, shapes, strict=True)},
-        }
-
-    def _average(self) -> str:
-        """Returns the mean number of keys of a sequence."""
-        lengths = self.actual_seq_lengths_kv
-        if not lengths:
-            return ""
-        # Lengths of TND without a block table are cumulative sums.
-        is_sum = self.input_layout == "TND" and self.block_table_shape is None
-        return number_cell((lengths[-1] if is_sum else sum(lengths)) / len(lengths))
-
-
-def row_key(cells: Mapping[str, str]) -> JoinKey | None:
-    """Returns the key of an attention row; None if a shape is invalid."""
-    slots = split_cell(cells.get(RAW_SHAPES) or cells.get(col.INPUT_SHAPES, ""))
-    try:
-        shapes = [_shape(slots[at]) if at < len(slots) else None for at in range(_BLOCK_TABLE + 1)]
-        _, kv_shape, table_shape = (_shape(split_cell(cells.get(name, ""))[0]) for name in SHAPE_SLOTS)
-    except ValueError:
-        return None
-    kv_lengths = shapes[_KV_LENGTHS] or kv_shape
-    sequences = None if kv_lengths is None else math.prod(kv_lengths)
-    table = shapes[_BLOCK_TABLE] or table_shape
-    return JoinKey(shapes[_QUERY], shapes[_KEY], shapes[_VALUE], sequences, shapes[_MASK], table)
-
-
-def completeness(cells: Mapping[str, str]) -> str:
-    """Returns whether the Runtime cells of a row state everything that the kernel's work depends on, as a cell."""
-    # In other layouts the shape of the queries has their length.
-    needed = [name for name in col.RUNTIME_IN_SIGNATURE if name != Q_VALUES or cells[_LAYOUT] == "TND"]
-    return "complete" if all(cells[name] for name in needed) else "partial"
-
-
-def case_of(cells: Mapping[str, str]) -> tuple[str, ...]:
-    """Returns the cells of RUNTIME_IN_SIGNATURE. Records with equal ones are the same case."""
-    return tuple(cells[name] for name in col.RUNTIME_IN_SIGNATURE)
-
-
-def _shape(word: str) -> Shape | None:
-    return tuple(map(int, word.split(","))) if word else None
-
-
-def _cell(value: int | str | Sequence[int] | None) -> str:
-    if value is None:
-        return ""
-    return str(value) if isinstance(value, (int, str)) else ",".join(map(str, value))
-
 
 _PRUNED = "measured with assumed lengths, before --attention-records filled in the lengths of a call"
 #: Columns about a single call that no record states.
@@ -252,7 +128,7 @@ def fill_rows(
     files: Iterable[Path],
     limit: int,
     on_mb: Callable[[float], None],
-    given: Sequence[KnownLengths] = (),
+    given: Sequence[Sequence[Sequences]] = (),
 ) -> FillResult:
     """Fills the rows of all attention kernels from records; each CSV is replaced in one step.
 
@@ -261,7 +137,7 @@ def fill_rows(
     Args:
         limit: the largest number of rows that a captured row may become; 0: any number.
         on_mb: called with the MB read since the last call.
-        given: for rows without lengths that no record has.
+        given: batches for rows without lengths that no record has; one that fits no row is a problem of the result.
 
     Raises:
         OpAtlasError: the database cannot be locked. A file that cannot be read or written is a problem of the result.
@@ -274,6 +150,9 @@ def fill_rows(
             except OpAtlasError as error:
                 done.problems.append(str(error))
         matched = {key: DistinctRecords() for table in tables for key in table.keys if key is not None}
+        for batch in given:
+            if all(batch_cells(key, batch) is None for key in matched):
+                done.problems.append(_no_row_of(batch, matched))
         unmatched: dict[JoinKey, tuple[int, str]] = {}
         for path in files:
             _read_records(path, matched, unmatched, limit, done, on_mb)
@@ -289,6 +168,16 @@ def fill_rows(
             except OpAtlasError as error:
                 done.problems.append(str(error))
     return done
+
+
+def _no_row_of(batch: Sequence[Sequences], keys: Iterable[JoinKey]) -> str:
+    there = [
+        f"{key.kv_sequences} sequences of {key.query[0]} queries" + (f" and {key.key[0]} keys" * (not key.block_table))
+        for key in keys
+        if key.query and key.key
+    ]
+    known = ", ".join(dict.fromkeys(there)) or "none"
+    return f"--attention {'+'.join(map(str, batch))}: no row is of such a batch; the rows of attention are of: {known}"
 
 
 def _read_records(
@@ -352,7 +241,7 @@ class _AttentionRows:
         #: The key of each row.
         self.keys = [row_key(dict(zip(names, each, strict=True))) for each in cells]
 
-    def fill(self, matched: Mapping[JoinKey, DistinctRecords], given: Sequence[KnownLengths]) -> bool:
+    def fill(self, matched: Mapping[JoinKey, DistinctRecords], given: Sequence[Sequence[Sequences]]) -> bool:
         """Fills the rows from the records of their keys, or with given lengths. Returns whether a row changed."""
         slots = [column for column in (*col.INPUT_SLOTS, *col.OUTPUT_SLOTS) if column in self._columns]
         names = signatures_of(self._table.kernel_type, slots, self._table.cells)
@@ -362,7 +251,7 @@ class _AttentionRows:
                 self._fill(positions, records.values())
             else:
                 unfilled = [at for at in positions if not self._rows[KV_VALUES][at].strip()]
-                found = [cells for lengths in given if key is not None and (cells := lengths(key))]
+                found = [cells for batch in given if key is not None and (cells := batch_cells(key, batch))]
                 if found and unfilled:
                     self._fill(unfilled, found)
                     continue

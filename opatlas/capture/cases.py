@@ -15,17 +15,17 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import Annotated
 
 import msgspec
 import numpy as np
 from msgspec import Meta
 
 from opatlas.capture.capture_discovery import kind_of_capture
-from opatlas.capture.launches import CaptureReader, CasePart, LaunchCounts
+from opatlas.capture.launches import CaptureReader, CasePart, LaunchCounts, add_counts
 from opatlas.capture.torch_launches import read_torch_trace
 from opatlas.data.csv_files import write_atomically
 from opatlas.data.log import read_lines
@@ -38,10 +38,6 @@ from opatlas.row.quality import LONGEST_US, Summary, summarize
 from opatlas.row.signature import signature
 from opatlas.typed_json import DecodeError, decode
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-Counts = TypeVar("Counts", bound="DataclassInstance")
 #: Durations compress badly: a higher level takes three times as long and saves a tenth of the size.
 _COMPRESSION = 3
 _Microseconds = Annotated[float, Meta(gt=0, le=LONGEST_US)]
@@ -49,12 +45,6 @@ _Count = Annotated[int, Meta(ge=0)]
 _RESTORE = "Restore the file; or move it away, and ingest captures for its rows with `opatlas ingest --replace`"
 #: Kernel type and signature.
 CaseKey = tuple[str, str]
-
-
-def add_counts(total: Counts, part: Counts) -> None:
-    """Adds the fields of `part` (numbers, lists, Counters) to those of `total`."""
-    for each in fields(total):
-        setattr(total, each.name, getattr(total, each.name) + getattr(part, each.name))
 
 
 @dataclass(frozen=True)

@@ -9,21 +9,27 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
 from opatlas.errors import CellError, TableError
 from opatlas.formats import percent
 from opatlas.row import columns as col
+from opatlas.row.attention import COMPLETENESS, SHAPE_SLOTS
 from opatlas.row.communication import BY_KERNEL_TYPE, is_communication
 from opatlas.row.quality import LONGEST_US
 from opatlas.row.signature import normalized_kernel_type, signature
 from opatlas.row.slots import EMPTY_WORDS, parse_shape, slot_words, split_cell, strip_quotes, unknown_dtypes
 from opatlas.text import parse_real, printable
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Counts = TypeVar("Counts", bound="DataclassInstance")
 
 #: Problems of a file that are reported with their lines.
 _PROBLEMS_NAMED = 100
@@ -35,13 +41,6 @@ _COLLECTIVE_CORES = frozenset({"HCCL", "COMMUNICATION"})
 SOURCE_PROFILE = col.RUNTIME_PREFIX + "source_profile"
 #: Cells of a row whose launches come from a trace of torch.profiler.
 _OF_A_TRACE = (col.PROFILING_KERNEL_NAMES, col.PROFILING_SOURCE)
-COMPLETENESS = col.RUNTIME_PREFIX + "metadata_completeness"
-#: The input slots of attention, of 31, whose shapes describe the batch.
-SHAPE_SLOTS = {
-    col.RUNTIME_PREFIX + "actual_seq_lengths_shape": 5,
-    col.RUNTIME_PREFIX + "actual_seq_lengths_kv_shape": 6,
-    col.RUNTIME_PREFIX + "block_table_shape": 14,
-}
 #: Files of a profiler beside an attention capture, which its source names too.
 _BESIDE = ("operator_details.csv", "trace_view.json")
 
@@ -150,6 +149,12 @@ class LaunchCounts:
             for ns in (self.time_ns[reason, name],)
         ]
         return sorted(found, key=lambda each: -each[1].time_us)
+
+
+def add_counts(total: Counts, part: Counts) -> None:
+    """Adds the fields of `part` (numbers, lists, Counters) to those of `total`."""
+    for each in fields(total):
+        setattr(total, each.name, getattr(total, each.name) + getattr(part, each.name))
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ The kernels, copies and fills of one operator call are one sample of its row, as
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -20,7 +20,15 @@ from opatlas.capture.torch_operators import CapturedRow, LeftOut, row_of
 from opatlas.capture.torch_trace import COLLECTIVE, CallKind, TorchTrace, read_trace
 from opatlas.data.cells import kernels_cell
 from opatlas.errors import TableError
-from opatlas.row.columns import ACCELERATOR_CORE, BASE, PROFILING_KERNEL_NAMES, PROFILING_SOURCE
+from opatlas.row.attention import Sequences, batch_cells, row_key
+from opatlas.row.columns import (
+    ACCELERATOR_CORE,
+    BASE,
+    MEAN_LENGTHS,
+    PROFILING_KERNEL_NAMES,
+    PROFILING_SOURCE,
+    WITHOUT_LENGTHS,
+)
 from opatlas.row.location import slug
 from opatlas.text import kernel_name
 
@@ -31,6 +39,8 @@ _SHAPES_REMEDY = (
 #: The Accelerator Core of collectives.
 COMMUNICATION = "COMMUNICATION"
 OF_NCCL = re.compile(r"nccl", re.IGNORECASE)
+#: What vLLM and SGLang write of prompts and of decoded sequences in a step: how many, and sums of their lengths.
+_SUMS = re.compile(r"_(context|generation)_(\d+)\(sq(\d+)sk(\d+)sqsq(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +60,31 @@ class Outcome:
     is_replay: bool
 
 
+def with_lengths_of_step(row: CapturedRow, steps: Iterable[str]) -> CapturedRow:
+    """Returns a row of attention with the lengths that a step's name has; the row itself if none fits.
+
+    A call has all sequences of the step, those decoded before prompts, or those of one phase; and sequences of one
+    token that fill a graph. The name has sums of lengths, of which each sequence gets its share: the row tells it, if
+    other lengths have these sums.
+    """
+    key = row_key(row.cells)
+    for step in steps:
+        phases: dict[str, list[Sequences]] = {"generation": [], "context": []}
+        is_mean = False
+        for phase, *numbers in _SUMS.findall(step):
+            count, queries, keys, squares = map(int, numbers)
+            phases[phase] = [Sequences(1, (queries + at) // count, (keys + at) // count) for at in range(count)]
+            is_mean |= count > 1 and (queries < keys or queries**2 < count * squares)
+        decoded, prompts = phases.values()
+        for batch in (decoded + prompts, decoded, prompts):
+            if key is None or key.kv_sequences is None or not batch:
+                continue
+            filling = [Sequences(key.kv_sequences - len(batch), 1, 1)]
+            if (cells := batch_cells(key, batch + filling)) is not None:
+                return replace(row, cells={**row.cells, **cells, **dict([MEAN_LENGTHS] if is_mean else [])})
+    return row
+
+
 class TraceOutcomes:
     """The outcomes of all device events of a trace.
 
@@ -62,6 +97,7 @@ class TraceOutcomes:
         self.problems: list[str] = []
         self.captures = captures
         self._rows: dict[tuple[int, int, tuple[int, ...]], CapturedRow | LeftOut] = {}
+        self._with_lengths: dict[tuple[int, tuple[str, ...]], CapturedRow] = {}
 
     def __iter__(self) -> Iterator[Outcome]:
         """Yields the outcomes; each device event is in one of them."""
@@ -100,6 +136,11 @@ class TraceOutcomes:
             if row is None:
                 row = row_of(source.operators[kind], [self.trace.names[name] for name in names])
                 self._rows[id(source), kind, names] = row
+            if isinstance(row, CapturedRow) and WITHOUT_LENGTHS in row.cells.items():
+                steps = tuple(self.trace.steps_at(self.trace.call_ns[self.trace.call_of[of_call[0]]]))
+                if (id(row), steps) not in self._with_lengths:
+                    self._with_lengths[id(row), steps] = with_lengths_of_step(row, steps)
+                row = self._with_lengths[id(row), steps]
             yield Outcome(row, source.operators[kind].name, of_call, is_replay)
         for at in np.flatnonzero(owner < 0).tolist():
             event, call = int(events[at]), int(calls[at])
@@ -178,7 +219,7 @@ def read_torch_trace(
     launches.add(np.array(kinds, dtype=np.int32), np.array(durations) / 1e3, {}, lambda at: (0, str(durations[at])))
     for problem in outcomes.problems:
         launches.report(0, problem, "Name the trace of this graph's capture with --shapes-from")
-    if trace.header.base_ns is None and not any(ns % 1000 for ns in trace.duration_ns):
+    if trace.name and trace.header.base_ns is None and not any(ns % 1000 for ns in trace.duration_ns):
         launches.report(0, "durations are whole microseconds", "Record it with torch 2.4 or later")
     rank = trace.header.ranks.rank if trace.header.ranks else None
     launches.counts.devices += device_times(path.name, rank, trace.device, trace.start_ns, trace.duration_ns)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from opatlas.capture import operator_rows as rows
 from opatlas.capture.launches import SkipReason
@@ -26,6 +27,7 @@ from opatlas.capture.operator_rows import (
     pointwise,
 )
 from opatlas.row import columns as col
+from opatlas.row.attention import Sequences, batch_cells, row_key
 
 __all__ = ["OPERATORS", "CapturedRow", "LeftOut", "Operator", "is_known", "row_of", "wins_over_inner"]
 
@@ -164,12 +166,10 @@ def _attention(causal: int, bias: int | None = None) -> RowMaker:
         keys, masked = k.shape[2], call.value(causal) is True and queries > 1
         call.expect(not masked or queries == keys, "a causal mask for more keys than queries")
         packed = [each.like(each.shape[0] * each.shape[2], each.shape[1], each.shape[3]) for each in tensors]
-        ends = {"actual_seq_lengths_values": queries, "actual_seq_lengths_kv_values": keys}
-        more = {name: ",".join(str(length * (i + 1)) for i in range(batch)) for name, length in ends.items()}
-        more |= {"avg_seq_len": str(keys), "metadata_completeness": "complete", "sparse_mode": "3" if masked else "0"}
-        more |= {"num_heads": str(heads), "num_key_value_heads": str(k.shape[1]), "input_layout": "TND"}
-        cells = {col.RUNTIME_PREFIX + name: cell for name, cell in more.items()}
-        return _attention_row(call, packed, batch, v.shape[3], masked, cells)
+        row = _attention_row(call, packed, batch, v.shape[3], masked, {})
+        key = row_key(row.cells)
+        lengths = key and batch_cells(key, [Sequences(batch, queries, keys)])
+        return replace(row, cells={**row.cells, **(lengths or {})})
 
     return make
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from enum import IntEnum
@@ -267,7 +267,11 @@ class TorchTrace:
 
     def step_of(self, ns: int) -> str:
         """Returns the annotated step at a time of the host; "" outside of all."""
-        return next((name for start, end, name in reversed(self.steps) if start <= ns <= end), "")
+        return next(self.steps_at(ns), "")
+
+    def steps_at(self, ns: int) -> Iterator[str]:
+        """Yields the annotated steps at a time of the host, the last one first."""
+        return (name for start, end, name in reversed(self.steps) if start <= ns <= end)
 
 
 def read_header(path: Path) -> TraceHeader:
@@ -276,18 +280,29 @@ def read_header(path: Path) -> TraceHeader:
         return _header(path, EventStream(path, file, msgspec.json.Decoder(list[Any])))
 
 
-def captured_gpu(paths: Sequence[Path]) -> tuple[str, str | None]:
+def captured_gpu(
+    paths: Sequence[Path], given: str | None = None, *, may_be_unknown: bool = False
+) -> tuple[str | None, str | None]:
     """Returns the GPU of some traces, as the folder of its databases is called, and the version of CUDA.
 
+    Args:
+        given: the device that a user names.
+        may_be_unknown: whether traces that name none have the result None.
+
     Raises:
-        OpAtlasError: a file cannot be read, or the traces name no GPU, or several.
+        OpAtlasError: a file cannot be read, or the traces name no GPU, several, or another one than the user.
     """
     headers = [read_header(path) for path in paths]
     names = sorted({slug(gpu.name) for header in headers for gpu in header.gpus if gpu.name})
-    if len(names) != 1:
-        problem = f"the traces are of several GPUs: {', '.join(names)}" if names else "the trace names no GPU"
-        raise TableError(paths[0], problem, "Name it with --device, and ingest those of each GPU alone")
-    return names[0], next((header.cuda for header in headers if header.cuda), None)
+    cuda = next((header.cuda for header in headers if header.cuda), None)
+    if given is not None and (given in names or not names):
+        return given, cuda
+    if given is not None:
+        raise TableError(paths[0], f"a trace of {', '.join(names)}, not of --device {given}", "Leave out --device")
+    if len(names) == 1 or (may_be_unknown and not names):
+        return next(iter(names), None), cuda
+    problem = f"the traces are of several GPUs: {', '.join(names)}" if names else "the trace names no GPU"
+    raise TableError(paths[0], problem, "Name it with --device, and ingest those of each GPU alone")
 
 
 def _header(path: Path, stream: EventStream[Any]) -> TraceHeader:

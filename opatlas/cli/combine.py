@@ -22,7 +22,7 @@ from opatlas.data.pool import pool as pool_runs
 from opatlas.data.restore import clear_edited
 from opatlas.errors import OpAtlasError, UsageError, usage_errors
 from opatlas.formats import percent
-from opatlas.show import Fields, Result, Table, print_note
+from opatlas.show import Fields, Result, Table
 from opatlas.show.result import Part
 
 
@@ -53,13 +53,10 @@ def combine(
         opened = open_sources(Database(target), sources)
         if not mixed:
             refuse_mixed(target, opened)
-    warnings = [text for path in (target, *sources) for text in Database(path).misspelt_columns()]
     with held(Database(target), "combine") as problems:
         found, pooled = _combine(Database(target), opened, pool)
         problems[:0] = opened.problems
         problems += found.problems
-    for warning in warnings:
-        print_note(f"warning: {warning}")
     content = {
         "target": target,
         "databases": len(opened.sources) - opened.journals,
@@ -69,11 +66,6 @@ def combine(
         "problems": problems,
     }
     parts = [*_parts(target, opened, found), *(_pooled(pooled) if pooled is not None else ())]
-    lists = [
-        *(("start lies in the future", run_id) for run_id in found.clocks_ahead),
-        *((("op_mapping", str(target / found.mapping.path.name)),) if found.mapping is not None else ()),
-    ]
-    parts += [Table(("what", "run or file"), lists)] if lists else []
     return Result(parts, content, problems, 1 if problems else 0)
 
 
@@ -119,6 +111,7 @@ def _parts(target: Path, opened: CombineSources, found: CombineResult) -> Iterat
             "ingests": found.ingests or None,
             "rows with pooled captures": found.captures_pooled or None,
             "rows in TARGET": _counted(found.target_rows),
+            "op_mapping": str(target / found.mapping.path.name) if found.mapping is not None else None,
         },
         title=str(target),
     )

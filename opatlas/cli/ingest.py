@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass
-from itertools import accumulate
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +13,7 @@ from cyclopts import Parameter
 
 from opatlas import options
 from opatlas.capture.apply import rows_without_replay
-from opatlas.capture.attention import CallRecord, JoinKey, fill_rows
+from opatlas.capture.attention import fill_rows
 from opatlas.capture.capture_discovery import TRACE, FoundCaptures, find_captures, kind_of_capture
 from opatlas.capture.ingest import IngestRequest, IngestResult, ingest_captures
 from opatlas.capture.torch_trace import captured_gpu
@@ -25,10 +23,10 @@ from opatlas.errors import OpAtlasError, UsageError, usage_errors
 from opatlas.files import expect_folder, size_mb
 from opatlas.formats import microseconds, percent
 from opatlas.progress import progress
+from opatlas.row.attention import Sequences, read_sequences
 from opatlas.row.location import DEFAULT_NPU_DEVICE, default_path, expect_npu
 from opatlas.row.versions import Versions, detect
 from opatlas.run.registry import replays_of_bench
-from opatlas.show.output import print_note
 from opatlas.show.parameters import reads
 from opatlas.show.result import Column, Fields, Part, Result, Table
 from opatlas.text import close_matches, printable
@@ -37,56 +35,10 @@ _MAKES = "`opatlas ingest --profiling-path` makes a database"
 #: A captured row becomes at most so many rows, one for each distinct record.
 _MOST_ROWS = 100
 _SHARE = Column("of captured time", percent)
-
-
-_GIVEN = re.compile(r"(?:(?P<count>\d{1,6})x)?(?P<queries>\d{1,9}):(?P<keys>\d{1,9})")
-
-
-@dataclass(frozen=True)
-class GivenLengths:
-    """The lengths of a batch as a user gives them: the queries and the keys of each sequence."""
-
-    queries: tuple[int, ...]
-    keys: tuple[int, ...]
-
-    @classmethod
-    def parse(cls, text: str) -> GivenLengths:
-        """Reads `64x1:4096,512:512`: 64 sequences of 1 query and 4096 keys, and one of 512 and 512.
-
-        Raises:
-            UsageError: the text is not such a list, or a sequence has fewer keys than queries.
-        """
-        found = [_GIVEN.fullmatch(part.strip()) for part in text.split(",")]
-        sequences = [
-            (int(part["queries"]), int(part["keys"])) for part in found if part for _ in range(int(part["count"] or 1))
-        ]
-        if None in found or not sequences or any(not 0 < queries <= keys for queries, keys in sequences):
-            raise UsageError(
-                f"{text!r} is not a list of sequences: write SEQUENCESxQUERIES:KEYS, such as 64x1:4096,512:512, with "
-                "at least as many keys as queries"
-            )
-        return cls(*zip(*sequences, strict=True))
-
-    def cells(self, key: JoinKey) -> Mapping[str, str] | None:
-        """Returns the Runtime cells of a row with a key; None if the row is not of such a batch."""
-        query, cache, table = key.query, key.key, key.block_table
-        if query is None or cache is None or len(query) != 3 or len(cache) != 3 or sum(self.queries) != query[0]:
-            return None
-        size = cache[1] if table else None
-        if key.kv_sequences != len(self.keys) or (size is None and sum(self.keys) != cache[0]):
-            return None
-        ends = tuple(accumulate(self.keys))
-        return CallRecord(
-            block_table_shape=table,
-            actual_seq_lengths=tuple(accumulate(self.queries)),
-            actual_seq_lengths_kv=self.keys if size else ends,
-            block_table_valid_blocks=tuple(-(-length // size) for length in self.keys) if size else None,
-            num_heads=query[1],
-            num_key_value_heads=cache[2] // query[2] if size else cache[1],
-            sparse_mode=3 if key.mask else 0,
-            input_layout="TND",
-            block_size=size,
-        ).cells()
+_NO_KERNELS = (
+    "no kernels of a device: record with ProfilerActivity.CUDA; a trace of the capture of CUDA graphs has only their "
+    "shapes, for --shapes-from"
+)
 
 
 def ingest(
@@ -116,8 +68,8 @@ def ingest(
             without a CSV, and for traces of torch.profiler, `*.trace.json`, else exports of nsys, `*.sqlite`, if it
             has no other captures.
         attention_records: files of records that fill the lengths of attention rows, .jsonl or .jsonl.gz.
-        attention: lengths of the sequences of a batch, SEQUENCESxQUERIES:KEYS, such as 64x1:4096,512:512, for attention
-            rows of as many sequences and queries without lengths.
+        attention: the sequences of a batch, as for `opatlas model --sequences`, for attention rows of as many sequences
+            and queries without lengths: 64x1@4096+1x2048@2048 has 64 of 1 query and 4,096 keys.
         database_path: folder of the {KernelType}.csv files (default: that of the device and versions).
         device: device of the captures, by the name of its database folder (default: the GPU that a trace names, else
             ATLAS_800_A3_752T_128G_DIE; with --database-path: not known).
@@ -130,7 +82,7 @@ def ingest(
     """
     if profiling_path is None and not attention_records and not attention:
         raise UsageError("nothing to ingest: name a capture with --profiling-path, --attention-records or --attention")
-    lengths = [GivenLengths.parse(text) for text in attention]
+    batches = [read_sequences(text) for text in attention]
     given = versions or Versions()
     manifest_options = {
         "profiling_path": profiling_path and printable(str(profiling_path)),
@@ -144,8 +96,8 @@ def ingest(
     with usage_errors():
         found = FoundCaptures([]) if profiling_path is None else find_captures(profiling_path)
         if traces := [file for file in found.files if kind_of_capture(file) is TRACE]:
-            gpu, cuda = captured_gpu(traces) if device is None else (device, None)
-            device, given = gpu, dataclasses.replace(given, cuda=cuda)
+            device, cuda = captured_gpu(traces, device, may_be_unknown=database_path is not None)
+            given = dataclasses.replace(given, cuda=cuda)
         if database_path is not None:
             expect_folder(database_path, _MAKES, option="--database-path", may_be_made=profiling_path is not None)
         else:
@@ -161,16 +113,14 @@ def ingest(
     if profiling_path is not None:
         software = dataclasses.replace(given, nccl=None, cuda=given.cuda if traces else None)
         request = IngestRequest(profiling_path, replace, mixed, device, software, manifest_options, shapes_from)
-        found_by.append(_ingest(database, found, request))
-    if attention_records or lengths:
+        found_by.append(_ingest(database, found, request, fills=bool(attention_records or batches)))
+    if attention_records or batches:
         try:
-            found_by.append(_fill(database, tuple(dict.fromkeys(attention_records)), records_mb, lengths))
+            found_by.append(_fill(database, tuple(dict.fromkeys(attention_records)), records_mb, batches))
         except OpAtlasError as error:
             if profiling_path is None:
                 raise
             found_by.append(Result(json={}, problems=[str(error)]))
-    for warning in database.misspelt_columns():
-        print_note(f"warning: {warning}")
     content: dict[str, Any] = {"database": database_path}
     for each in found_by:
         content |= each.json
@@ -178,17 +128,22 @@ def ingest(
     return Result([part for each in found_by for part in each.parts], content, problems, status=1 if problems else 0)
 
 
-def _ingest(database: Database, found: FoundCaptures, request: IngestRequest) -> Result:
+def _ingest(database: Database, found: FoundCaptures, request: IngestRequest, *, fills: bool) -> Result:
     done = ingest_captures(database, found.files, request)
     done.problems[:0] = found.unparsed
     if done.manifest is None and not done.already:
-        left_out = f"all {done.account.rows:,} rows were left out" if done.files else "no capture can be read"
-        done.problems.append(f"nothing was ingested: {left_out}")
-    parts = [*_capture_parts(done, found.not_read), *_database_parts(database, done)]
+        why = "no capture can be read"
+        if done.files:
+            why = f"all {done.account.rows:,} rows were left out" if done.account.rows else _NO_KERNELS
+        done.problems.append(f"nothing was ingested: {why}")
+    parts = [*_capture_parts(done, found.not_read, fills=fills), *_database_parts(database, done)]
     return Result(parts, {"captures": _captures_json(done)}, done.problems)
 
 
-def _capture_parts(done: IngestResult, not_read: Sequence[tuple[str, Sequence[Path]]]) -> Iterator[Part]:
+def _capture_parts(
+    done: IngestResult, not_read: Sequence[tuple[str, Sequence[Path]]], *, fills: bool
+) -> Iterator[Part]:
+    """`fills`: whether lengths of attention follow."""
     account, outcome = done.account, done.outcome
     yield from _table(
         ("file", "not read"),
@@ -212,7 +167,7 @@ def _capture_parts(done: IngestResult, not_read: Sequence[tuple[str, Sequence[Pa
                 "kernel types": len(outcome.kernel_types),
                 "signatures": (signatures, fates),
                 "attention captures": (len(done.attention), "lengths unknown: --attention-records or --attention")
-                if done.attention
+                if done.attention and not fills
                 else None,
             }
         )
@@ -296,14 +251,14 @@ def _captures_json(done: IngestResult) -> dict[str, object]:
     }
 
 
-def _fill(database: Database, files: Sequence[Path], total_mb: float, lengths: Sequence[GivenLengths]) -> Result:
+def _fill(database: Database, files: Sequence[Path], total_mb: float, batches: Sequence[list[Sequences]]) -> Result:
     with usage_errors():
         expect_folder(database.path, _MAKES)
     report = None
     # A session writes rows back by their signatures, which change here.
     with held(database, "ingest --attention-records") as problems:
         with progress("read, MB", total_mb) as advance:
-            outcome = fill_rows(database, files, _MOST_ROWS, advance, [each.cells for each in lengths])
+            outcome = fill_rows(database, files, _MOST_ROWS, advance, batches)
         try:
             report = database.write_report("fill_runtime", ("What", "Count", "Place", "Key"), outcome.unmatched)
         except OpAtlasError as error:

@@ -146,12 +146,25 @@ def model(
     if plot is not None:
         write_plot(plot, costs)
     if trace is not None:
+<<<<<<< HEAD
         write_trace(trace, chain.from_iterable(map(model_slices, costs)))
     written = Fields({"plot": plot and str(plot), "trace": trace and str(trace)}, "written")
     files = [written] if plot or trace else []
     if len(found) == len(costs) == 1:
         return Result([*_cost_parts(costs[0]), *files], json=_cost_json(costs[0]))
     return Result([*_sweep_parts(name, found), *files], json=[*map(_swept_json, found)])
+||||||| 72455e5c
+        write_trace(trace, chain.from_iterable(model_slices(cost) for _, cost, _ in found if cost is not None))
+    if len(found) == 1 and found[0][1] is not None:
+        return Result([*_cost_parts(found[0][1])], json=_cost_json(found[0][1]))
+    return Result([*_sweep_parts(name, found)], json=[*map(_swept_json, found)])
+=======
+        write_trace(trace, chain.from_iterable(model_slices(cost) for _, cost, _ in found if cost is not None))
+    written = [f"written: {path}" for path in (plot, trace) if path is not None]
+    if len(found) == 1 and found[0][1] is not None:
+        return Result([*_cost_parts(found[0][1]), *written], json=_cost_json(found[0][1]))
+    return Result([*_sweep_parts(name, found), *written], json=[*map(_swept_json, found)])
+>>>>>>> main
 
 
 def _names() -> Table:
@@ -180,14 +193,14 @@ def _names() -> Table:
 
 def _cost_json(cost: ModelCost) -> dict[str, object]:
     memory = {**asdict(cost.memory), "needed": cost.memory.needed, "tokens_left": cost.memory.tokens_left}
-    time = cost.in_graph
+    time = cost.time
     return {
         **msgspec.structs.asdict(cost.step),
         **{
             name: getattr(cost, name) for name in ("model", "database", "stack", "dtype", "layers", "differs", *_OF_SUM)
         },
         "interval_of": "kernels",
-        "step_in_graph": {**asdict(time), "us": time.us} if time is not None else None,
+        "step_time": {**asdict(time), "us": time.us} if time is not None else None,
         "memory": memory,
         "us_by_how": cost.us_by_how(),
         "us_by_device": cost.us_by("device"),
@@ -255,14 +268,16 @@ def _cost_parts(cost: ModelCost) -> Iterator[Part]:
 
 
 def _step_fields(cost: ModelCost) -> dict[str, object]:
-    """Returns the time of the step in a graph, and its parts; nothing on a device without measured steps."""
-    time = cost.in_graph
+    """Returns the time of the step, and its parts; nothing on a device without measured steps."""
+    time = cost.time
     if time is None:
         return {}
     low, high = map(microseconds, time.interval_us)
-    parts = {"gaps": time.gaps_us, "place": time.place_us, "messages": time.messages_us, "power cap": time.power_cap_us}
+    names = ("gaps", "place", "messages", "power_cap", "host")
+    parts = {name.replace("_", " "): getattr(time, f"{name}_us") for name in names}
     told = " + ".join(["sum", *(f"{name} {microseconds(us)}" for name, us in parts.items() if us)])
-    return {"step in a graph(us)": (round(time.us), f"90 %: {low} to {high}"), "of that": told}
+    title = "step without a graph(us)" if cost.step.is_eager else "step in a graph(us)"
+    return {title: (round(time.us), f"90 %: {low} to {high}"), "of that": told}
 
 
 def _swept_json(found: SweptStep) -> dict[str, object]:
@@ -274,7 +289,7 @@ def _sweep_parts(name: str, found: Sequence[SweptStep]) -> Iterator[Part]:
     """Yields a table of steps. Raises UsageError if none of them can be answered."""
     if all(cost is None for _, cost, _ in found):
         raise UsageError(found[0][2])
-    name_of_ms = "step(ms)" if any(cost is not None and cost.in_graph for _, cost, _ in found) else "sum(ms)"
+    name_of_ms = "step(ms)" if any(cost is not None and cost.time for _, cost, _ in found) else "sum(ms)"
     ms, rows = Column(name_of_ms, number), list[Sequence[Any]]()
     for step, cost, problem in found:
         asked = (step.sequences, step.batch or None, step.context or None, step.tp, step.ep)
@@ -284,7 +299,7 @@ def _sweep_parts(name: str, found: Sequence[SweptStep]) -> Iterator[Part]:
         left = cost.missing_calls_share or None
         each = None if cost.tokens_per_s is None else round(cost.tokens_per_s / step.tp / step.pp)
         speed = None if cost.tokens_per_s is None else round(cost.tokens_per_s)
-        found_us = cost.in_graph or cost
+        found_us = cost.time or cost
         low, high = (us / 1000 for us in found_us.interval_us)
         note = f"without {', '.join(dict.fromkeys(part.part for part in cost.missing))}" if left else ""
         memory = cost.memory

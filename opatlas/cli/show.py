@@ -215,7 +215,6 @@ def report(
     output: Path,
     against: str = "",
     step: Steps = (),
-    superkernel: Path | None = None,
 ) -> Result:
     """Write a site that shows a database in a browser: kernel types, comparisons, costs of models, diagnosis.
 
@@ -229,7 +228,6 @@ def report(
         against: a page that compares the rows with those of another database, or DB@STATE, as `opatlas compare` does.
         step: a page on what a step of a model costs: MODEL,batch=N,context=N and further tp=N, ep=N, phase=decode or
             prefill, dtype=NAME; may be given several times.
-        superkernel: a page on the scopes of a capture that a SuperKernel may fuse, as `opatlas diagnose` tells.
     """
     require_extra("report", "`opatlas report`", "bokeh")
     # pandas takes as long to import as `opatlas show` to run.
@@ -241,7 +239,7 @@ def report(
         against = str(database_folder(against))
     opened = open_database(place) if step else None
     costs = [opened.model(**msgspec.structs.asdict(each)) for each in step] if opened else []
-    site = write_site(place, output, against=against, costs=costs, capture=superkernel)
+    site = write_site(place, output, against=against, costs=costs)
     parts: list[Part] = [
         Fields({"site": str(site.start), "kernel types": site.kernel_types}),
         Table(("of", "rows"), [*site.rows_of.items(), ("all", site.rows)], title="rows"),

@@ -23,8 +23,8 @@ from opatlas.data.csv_files import positions_by_key, write_bytes
 from opatlas.data.database import Database
 from opatlas.data.fold import TableFold
 from opatlas.data.journal import JournalContents
-from opatlas.data.log import COMBINE, ClocksAhead, Log
-from opatlas.data.manifest import LARGEST_BYTES, Manifest, is_ahead, read_ingests, read_manifests
+from opatlas.data.log import COMBINE, Log
+from opatlas.data.manifest import LARGEST_BYTES, Manifest, read_ingests, read_manifests
 from opatlas.data.op_mapping import WrittenMapping, write_default_mapping
 from opatlas.data.restore import cleared, edited_in
 from opatlas.errors import OpAtlasError, describe_error
@@ -177,7 +177,6 @@ class CombineResult:
         edited: the number of source rows whose duration was ignored, because the row was edited after its run.
         manifests, ingests: how many were copied.
         captures_pooled: the number of rows whose captured durations changed with the added launches.
-        clocks_ahead: runs with a start in the future; every other run counts as newer.
         mapping: the op_mapping.yaml that was written for the target; None if none was.
         problems: files that could not be read or written.
     """
@@ -196,7 +195,6 @@ class CombineResult:
     manifests: int = 0
     ingests: int = 0
     captures_pooled: int = 0
-    clocks_ahead: list[str] = field(default_factory=list)
     mapping: WrittenMapping | None = None
     problems: list[str] = field(default_factory=list)
 
@@ -230,8 +228,6 @@ class _Combination:
         self._result = CombineResult(
             kernel_types=sorted({name for source in opened.sources for name in source.kernel_types})
         )
-        #: The runs with a clock that was ahead. That is decided once, when a run comes into the database.
-        self._ahead: set[str] = set()
 
     def run(self) -> CombineResult:
         """Combines everything."""
@@ -239,14 +235,12 @@ class _Combination:
         # Manifests and logs first, so that every Run ID in a table always has one.
         sources = [source for source in self._sources if self._copy_runs(source)]
         self._order = log.run_order(target, self._manifests)
-        self._note_clocks(self._manifests)
         self._known = Log(target)
         databases = [source.database for source in sources if source.journal is None]
         readers = [self._reader(source) for source in sources]
         for kernel_type in track(result.kernel_types, "combine, kernel types"):
             with self._errors(" (nothing was combined into this file)"):
                 self._combine_table(kernel_type, readers)
-        result.clocks_ahead = sorted(self._ahead)
         for database in databases:
             for kernel_type in database.pruned_types():
                 with self._errors():
@@ -309,14 +303,6 @@ class _Combination:
             known |= {file.sha256: run_id for file in files}
             self._result.ingests += 1
 
-    def _note_clocks(self, runs: Iterable[str]) -> None:
-        """Writes those of some runs whose start is in the future into the log. Raises OpAtlasError."""
-        found = {run_id for run_id in runs if is_ahead(self._order.start(run_id))} - self._ahead
-        if found:
-            self._ahead |= found
-            log.add_events(self._target, COMBINE, [ClocksAhead(tuple(sorted(found)))])
-            self._order = log.run_order(self._target, self._manifests)
-
     def _reader(self, source: CombineSource) -> _Reader:
         """Returns a function that reads what a source has of a kernel type; None if it has nothing.
 
@@ -346,18 +332,9 @@ class _Combination:
             return
         columns = next((rows.columns for rows in sources if isinstance(rows, RowTable)), ())
         is_new, table = not path.exists(), target.read_or_empty(kernel_type, columns)
-        self._note_clocks({run for rows in (table, *sources) for run in _runs(rows)})
         fold = TableFold(table, self._order, self._known, pruned=target.pruned(kernel_type).signatures, by=COMBINE)
         combine_table(fold, sources, target, result)
         result.new += [kernel_type] if is_new and path.exists() else []
-
-
-def _runs(rows: RowTable | Sequence[Candidate]) -> Iterable[str]:
-    return (
-        chain(*map(rows.cells, (col.RUN_ID, col.STATUS_RUN_ID)))
-        if isinstance(rows, RowTable)
-        else (each.run_id for each in rows)
-    )
 
 
 def combine_table(

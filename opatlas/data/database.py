@@ -22,8 +22,8 @@ from opatlas.data.csv_files import (
     write_table,
     write_text,
 )
-from opatlas.data.header import current_names, expect_columns, misspelt_columns, read_header
-from opatlas.errors import OpAtlasError, TableError
+from opatlas.data.header import expect_columns, read_header
+from opatlas.errors import OpAtlasError
 from opatlas.files import read_safely, safe_folder, safe_lock
 from opatlas.row.columns import is_file_name
 from opatlas.row.communication import COLLECTIVES, row_kind
@@ -126,16 +126,6 @@ class Database:
                 f"rename it in the capture, or leave it out"
             )
         return self.path / f"{kernel_type}.csv"
-
-    def misspelt_columns(self) -> list[str]:
-        """Returns a sentence for each column that may be misspelt. A file that cannot be read is skipped."""
-        found: list[str] = []
-        for path in sorted(self.path.glob("[!.]*.csv")):
-            with contextlib.suppress(TableError):
-                names = read_header(path).names
-                modern = current_names(names)
-                found += misspelt_columns(path, [modern.get(name, name) for name in names])
-        return found
 
     def read(self, kernel_type: str) -> RowTable:
         """Reads the rows of a kernel type. Raises TableError."""

@@ -1,4 +1,4 @@
-"""The header of a CSV file: its columns, their older names, and columns that may be misspelt."""
+"""The header of a CSV file: its columns, and their older names."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import csv
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO
 
 from opatlas.errors import TableError
 from opatlas.files import UnsafePath, open_safely
 from opatlas.row import columns as col
-from opatlas.row.communication import CALL, MESSAGE_ROW, row_kind
+from opatlas.row.communication import row_kind
 from opatlas.text import (
     NOT_TEXT,
     SAVE_AS_UTF8,
@@ -33,14 +32,8 @@ _COLUMNS_SHOWN = 12
 LONGEST_HEADER_BYTES = 1 << 20
 
 _KNOWN = frozenset(
-    {
-        *CALL.known_columns,
-        *MESSAGE_ROW.known_columns,
-        *col.OWN,
-        col.LEGACY_MICROBENCH,
-        col.LEGACY_PROFILING_MEDIAN,
-        col.LEGACY_PROFILING_STD,
-    }
+    {column.name for column in col.COLUMNS}
+    | {col.LEGACY_MICROBENCH, col.LEGACY_PROFILING_MEDIAN, col.LEGACY_PROFILING_STD}
 )
 _LINE_END = re.compile(b"\r\n|\n|\r")
 #: Least similarity of a misspelt name: `Out Formats` and `Output Formats` have 0.88.
@@ -161,31 +154,6 @@ def expect_columns(path: Path, names: Sequence[str], kernel_type: str = "") -> N
     table = "communication" if kind.is_message else "compute"
     remedy = f"Correct the header; if this is not a {table} CSV, move it out of the database"
     raise TableError(path, f"no column {said}{there}", remedy, line=1)
-
-
-def misspelt_columns(path: Path, names: Sequence[str], kernel_type: str = "") -> list[str]:
-    """Returns a sentence for each unknown column that resembles a column which the file lacks.
-
-    Args:
-        path: the file.
-        names: its columns, by their current names.
-        kernel_type: the kernel type; default: the name of the file.
-    """
-    return [
-        f"{path}:1: column {name!r} is unknown (did you mean {like!r}?): it is kept and not used"
-        for name, like in _unknown_and_like(tuple(names), row_kind(kernel_type or path.stem).known_columns)
-    ]
-
-
-@lru_cache(maxsize=64)
-def _unknown_and_like(names: tuple[str, ...], ours: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    """Returns unknown columns, each with the missing column that it resembles. Cached: files share few headers."""
-    lacking = [name for name in ours if name not in names]
-    return tuple(
-        (name, like)
-        for name in names
-        if name not in ours and not col.is_microbench_column(name) and (like := _like(name, lacking))
-    )
 
 
 def _like(name: str, others: Sequence[str]) -> str:

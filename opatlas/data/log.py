@@ -2,8 +2,8 @@
 
 The file of a run has the lines of its journals, compressed: a header, then a record per line. It keeps samples,
 assumptions, counters and checked elements, which no column holds. `runs/{run id}.events.gz` beside it has what a fold
-replaced and no record has (`Imported`), which runs were pooled (`Pooled`), and which had a clock that was ahead
-(`ClocksAhead`): damage of one file costs nothing of the other.
+replaced and no record has (`Imported`), and which runs were pooled (`Pooled`): damage of one file costs nothing of the
+other.
 """
 
 from __future__ import annotations
@@ -78,16 +78,7 @@ class Pooled(msgspec.Struct, frozen=True, tag_field="kind", tag="pooled"):
     runs: tuple[str, ...]
 
 
-class ClocksAhead(msgspec.Struct, frozen=True, tag_field="kind", tag="clocks-ahead"):
-    """Runs whose start was in the future when they came into the database: their place in the order is unknown.
-
-    It is an event of `COMBINE`.
-    """
-
-    runs: tuple[str, ...]
-
-
-Event = Imported | Pooled | ClocksAhead
+Event = Imported | Pooled
 
 
 def file_path(database: Database, run_id: str, suffix: str = _SUFFIX) -> Path:
@@ -233,9 +224,7 @@ def run_order(database: Database, manifests: Mapping[str, Manifest] | None = Non
     """
     # Run ids have the second of a start, manifests its fraction.
     known = read_manifests(database, []) if manifests is None else manifests
-    found = events(database, [], COMBINE)
-    ahead = {run for _, event in found if isinstance(event, ClocksAhead) for run in event.runs}
-    return RunOrder({run: each.started_at for run, each in known.items()}, ahead)
+    return RunOrder({run: each.started_at for run, each in known.items()})
 
 
 def start_of_run(database: Database, run_id: str, now: float) -> float:

@@ -16,7 +16,7 @@ import platform
 import re
 import secrets
 import time
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -350,25 +350,17 @@ def read_ingests(database: Database, problems: list[str] | None = None) -> list[
 Age = tuple[int, float, str]
 _NO_RUN, _UNKNOWN_TIME, KNOWN_TIME = range(3)
 _TIME = re.compile(r"([0-9]{8}T[0-9]{6})(?=-|$)")
-#: A time further in the future comes from a wrong clock.
-_CLOCK_TOLERANCE_S = 600.0
 
 
 class RunOrder:
     """Orders runs by their start.
 
-    The start is in the manifest of the run, or else in its id, in UTC. Runs with a clock that was ahead when they came
-    into the database are older than all runs with a known start.
+    The start is in the manifest of the run, or else in its id, in UTC.
     """
 
-    def __init__(self, started_at: Mapping[str, float] | None = None, ahead: Container[str] = ()) -> None:
-        """
-        Args:
-            started_at: the start by run id, from manifests, in seconds since the epoch.
-            ahead: the runs with a clock that was ahead.
-        """
+    def __init__(self, started_at: Mapping[str, float] | None = None) -> None:
+        """`started_at` is the start by run id, from manifests, in seconds since the epoch."""
         self._started_at = started_at or {}
-        self._ahead = ahead
         self._ages: dict[str, Age] = {}
 
     def age(self, run_id: str) -> Age:
@@ -377,22 +369,11 @@ class RunOrder:
             self._ages[run_id] = self._age(run_id)
         return self._ages[run_id]
 
-    def start(self, run_id: str) -> float | None:
-        """Returns the start of a run in seconds since the epoch; None if unknown."""
-        return self._started_at.get(run_id, run_id_time(run_id))
-
     def _age(self, run_id: str) -> Age:
         if not run_id:
             return _NO_RUN, 0.0, ""
-        started_at = self.start(run_id)
-        if started_at is None:
-            return _UNKNOWN_TIME, 0.0, run_id
-        return (_UNKNOWN_TIME if run_id in self._ahead else KNOWN_TIME), started_at, run_id
-
-
-def is_ahead(started_at: float | None) -> bool:
-    """Returns whether a start is in the future: the clock of its machine was ahead."""
-    return started_at is not None and started_at > time.time() + _CLOCK_TOLERANCE_S
+        started_at = self._started_at.get(run_id, run_id_time(run_id))
+        return (_UNKNOWN_TIME, 0.0, run_id) if started_at is None else (KNOWN_TIME, started_at, run_id)
 
 
 def run_id_time(run_id: str) -> float | None:

@@ -108,7 +108,8 @@ _MEANINGS: Mapping[ColumnGroup, Mapping[str, str]] = {
         "Runtime attn_state": "state of the step; only other tools write it",
         "Runtime kv_cache_mode": "state of the cache; only other tools write it",
         "Runtime operator_input_shapes_raw": "shapes of the operator; only other tools write them",
-        "Runtime metadata_completeness": "`none`, `shapes-only`, `partial` or `complete`; `no-lengths`: not replayed",
+        "Runtime metadata_completeness": "`none`, `shapes-only`, `partial` or `complete`; `mean-lengths`: of a step; "
+        "`no-lengths`: not replayed",
     },
     ColumnGroup.SUITE: {
         "Sample": "in a [suite](../docs/candidates.md#suites): torch's sample, with the digest of its arguments",
@@ -298,8 +299,10 @@ EXPERT_PARALLEL = frozenset(
 #: Kernels with a matrix for each expert, whose rows may have an Expert Load.
 GROUPED = ("GroupedMatmul", "GroupedMatmulSwigluQuant")
 
-#: A row of attention whose lengths nobody knows, and which is not replayed with assumed ones: (column, cell).
+#: A row of attention whose lengths nobody knows, and which is not replayed with assumed ones: (column, cell). And one
+#: that has the mean lengths of a step.
 WITHOUT_LENGTHS = (RUNTIME_PREFIX + "metadata_completeness", "no-lengths")
+MEAN_LENGTHS = (RUNTIME_PREFIX + "metadata_completeness", "mean-lengths")
 #: Kernels whose duration depends on lengths of sequences, which are in the Runtime columns.
 ATTENTION_TYPES = frozenset({"FusedInferAttentionScore"})
 

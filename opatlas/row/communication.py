@@ -98,15 +98,12 @@ class RowKind:
         identity_columns: the columns of a new table.
         required_columns: a file without these columns is not a table of this kind.
         duration_columns: columns that may hold the duration of a row; replays write the first one.
-        known_columns: candidates for a misspelt column. MicroBench columns may be named after any counter, and are not
-            among the candidates.
     """
 
     is_message: bool
     identity_columns: tuple[str, ...]
     required_columns: tuple[str, ...]
     duration_columns: tuple[str, ...]
-    known_columns: tuple[str, ...]
 
     def duration_us(self, samples_us: Sequence[float]) -> float:
         """Returns the stored duration of a row in microseconds."""
@@ -122,7 +119,7 @@ class RowKind:
     def is_replayed(self, column: str) -> bool:
         """Returns whether a column is about the duration of a replay: statistics, how it was measured, its run."""
         if column in (col.DURATION, col.BANDWIDTH, col.BUS_BANDWIDTH):
-            return column in self.known_columns
+            return self.is_message
         # Other tools write the average of a message.
         is_captured_average = column == col.AVERAGE and self.is_message
         return col.is_microbench_column(column) and not is_captured_average
@@ -134,19 +131,6 @@ CALL = RowKind(
     identity_columns=col.BASE,
     required_columns=col.REQUIRED,
     duration_columns=(col.AVERAGE, col.PROFILING_AVERAGE),
-    known_columns=(
-        *(
-            *col.BASE,
-            col.AVERAGE,
-            *col.PROFILING_DURATIONS,
-            *col.EXPERTS,
-            *col.RUNTIME,
-            *col.SUITE,
-            *col.TASK,
-            *col.STEP_COLUMNS,
-        ),
-        *(name for name in col.OWN if not name.startswith("Micro")),
-    ),
 )
 #: Rows of collectives: a message between the devices of a group.
 MESSAGE_ROW = RowKind(
@@ -154,7 +138,6 @@ MESSAGE_ROW = RowKind(
     identity_columns=col.MESSAGE,
     required_columns=(col.MESSAGE_BYTES, col.NUM_DEVICES),
     duration_columns=(col.DURATION, col.AVERAGE, col.PROFILING_AVERAGE),
-    known_columns=(*col.MESSAGE, col.DURATION, col.BANDWIDTH, col.BUS_BANDWIDTH),
 )
 
 

@@ -311,6 +311,7 @@ class AttentionSizes(NamedTuple):
         value_size: the elements of a head of the values, and of the result.
         latent: whether the values are parts of the keys, as in multi-head latent attention.
         pages: of the block table; 0 without one.
+        cache_share: the bytes of an element of keys and values, as a share of those of a query.
     """
 
     sequences: int
@@ -323,6 +324,7 @@ class AttentionSizes(NamedTuple):
     value_size: int
     latent: bool
     pages: int
+    cache_share: float = 1.0
 
     @property
     def operations(self) -> int:
@@ -331,9 +333,10 @@ class AttentionSizes(NamedTuple):
 
     @property
     def read_elements(self) -> int:
-        """The elements of all queries, keys and values, each once."""
+        """The elements of all queries, keys and values, each once; of a smaller cache as many as queries would have."""
         of_cache = self.head_size + self.value_size * (not self.latent)
-        return self.queries * self.heads * self.head_size + self.keys * self.kv_heads * of_cache
+        read = self.keys * self.kv_heads * of_cache
+        return self.queries * self.heads * self.head_size + round(read * self.cache_share)
 
     @property
     def moved_elements(self) -> int:
@@ -370,6 +373,7 @@ def attention_sizes(kernel_type: str, inputs: Sequence[Slot], cells: Mapping[str
     pairs = sum(q * kv - (q * (q - 1) // 2 if causal else 0) for q, kv in zip(of_queries, of_keys, strict=False))
     rope = inputs[_QUERY_ROPE].shape if len(inputs) > _QUERY_ROPE else ()
     of_key, of_value = (math.prod(slot.shape) for slot in (inputs[_KEY], inputs[min(_VALUE, len(inputs) - 1)]))
+    own, cached = (known_dtype(inputs[slot].dtype) for slot in (_QUERY, _KEY))
     return AttentionSizes(
         sequences=count,
         queries=sum(of_queries),
@@ -381,6 +385,7 @@ def attention_sizes(kernel_type: str, inputs: Sequence[Slot], cells: Mapping[str
         value_size=query[-1] * of_value // of_key if of_key and of_value and not rope else query[-1],
         latent=bool(rope),
         pages=math.prod(table) if table else 0,
+        cache_share=cached.bytes / own.bytes if own and cached and own.bytes else 1.0,
     )
 
 

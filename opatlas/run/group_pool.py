@@ -11,7 +11,7 @@ from opatlas.row.errors import DeviceGone, GroupTimeout, MissingPrecondition
 from opatlas.run.devices.device import DeviceDescription, DeviceSpec, kind_named
 from opatlas.run.devices.system import available_cores
 from opatlas.run.group import GroupSpec
-from opatlas.run.instruments.instrument import MSPROF, TORCH_NPU_PROFILER, MeasureSettings
+from opatlas.run.instruments.instrument import MSPROF, MeasureSettings
 from opatlas.run.job import GroupGone, Job
 from opatlas.run.process.device_process import GroupProcess
 from opatlas.run.scheduler import Done, ExcludedDevices, Relay, Scheduler
@@ -19,10 +19,6 @@ from opatlas.run.scheduler import Done, ExcludedDevices, Relay, Scheduler
 #: A group that has failed to start so often is given up. After a timeout, which may take minutes, a group is given up
 #: at once.
 _MOST_FAILED_STARTS = 2
-_NO_PROFILER = (
-    f"--instrument {TORCH_NPU_PROFILER} starts and stops CANN's profiler for each row, which ends the processes of a "
-    f"group: leave it out ({MSPROF} runs around each rank), or name npu-events"
-)
 
 
 #: Default number of ranks that share a CPU: enough to try a kernel that communicates.
@@ -137,8 +133,6 @@ class GroupPool(Relay):
         spec = self._asked = job.group
         if reason := self._nodes.shortage(spec, self._working):
             raise MissingPrecondition(reason)
-        if self._settings.instrument == TORCH_NPU_PROFILER:
-            raise MissingPrecondition(_NO_PROFILER)
         if given_up := self._given_up.get(spec) or (spec.nnodes > 1 and self._nodes_absent):
             raise MissingPrecondition(f"not tried again: {given_up}")
         if self._current is None or not self._group.serves(spec):

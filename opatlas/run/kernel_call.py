@@ -128,7 +128,7 @@ class KernelCall:
             latest = self.prepared.results(latest)
         if latest is None:
             return flat_tensors([self.inputs[place] for place in self._declared])
-        return _flat_results(latest) if self._may_lack_results else flat_tensors(latest)
+        return tensors_and_nones(latest) if self._may_lack_results else flat_tensors(latest)
 
     def originals(self) -> tuple[list[Any], dict[str, Any]]:
         """Returns the arguments with their values before the first call, for a formula.
@@ -148,10 +148,6 @@ class KernelCall:
             return results
         return tuple(None if result is None else result.clone() for result in results)
 
-    def tensors(self) -> tuple[torch.Tensor, ...]:
-        """Returns the tensors of the arguments and of the latest return value."""
-        return (*flat_tensors(list(self.inputs.values())), *self.returned())
-
     def returned(self) -> tuple[torch.Tensor, ...]:
         """Returns the tensors of the latest return value."""
         return flat_tensors(self._latest)
@@ -159,15 +155,15 @@ class KernelCall:
 
 def flat_tensors(value: Any) -> tuple[torch.Tensor, ...]:
     """Returns the tensors in a value, in order: a tensor, or nested lists and mappings of tensors and other values."""
-    return tuple(tensor for tensor in _flat_results(value) if tensor is not None)
+    return tuple(tensor for tensor in tensors_and_nones(value) if tensor is not None)
 
 
-def _flat_results(value: Any) -> Results:
+def tensors_and_nones(value: Any) -> Results:
     """Returns the tensors and the Nones in a value, in order; other values are left out."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, (list, tuple)):
-        return tuple(result for item in value for result in _flat_results(item))
+        return tuple(result for item in value for result in tensors_and_nones(item))
     return (value,) if value is None or isinstance(value, torch.Tensor) else ()
 
 

@@ -93,9 +93,7 @@ class MsprofSession:
         process_of: Callable[[Launcher], Scheduler],
         settings: MeasureSettings,
         folder: Path,
-        *,
         ranks: int = 0,
-        keep_outputs: bool = False,
     ) -> None:
         """
         Args:
@@ -103,9 +101,7 @@ class MsprofSession:
             settings: how rows are measured.
             folder: folder for msprof's output.
             ranks: number of a group's ranks on this node; 0: a single process.
-            keep_outputs: whether msprof's output is kept.
         """
-        self._keep_outputs = keep_outputs
         self._settings = settings
         self._folder = folder
         self._ranks = ranks
@@ -160,17 +156,16 @@ class MsprofSession:
                 found.append((job, read.outcome))
                 if read.is_missing:
                     missing.append(job)
-        self._remove_outputs(keep=bool(missing) or self._keep_outputs)
+        if not missing:
+            self._remove_outputs()
         return found, missing
 
     def close(self) -> None:
         """Ends a session that ran no job."""
         self._process.close()
-        self._remove_outputs(keep=False)
+        self._remove_outputs()
 
-    def _remove_outputs(self, keep: bool) -> None:
-        if keep:
-            return
+    def _remove_outputs(self) -> None:
         for output in self._outputs:
             shutil.rmtree(output, ignore_errors=True)
         for folder in (self._folder, *self._folder.parents[:2]):
@@ -216,10 +211,7 @@ def msprof_on_group(
 
     def session() -> MsprofSession:
         return MsprofSession(
-            lambda launcher: GroupProcess(spec, devices, settings, waits, launcher),
-            settings,
-            folder,
-            ranks=spec.local_ranks,
+            lambda launcher: GroupProcess(spec, devices, settings, waits, launcher), settings, folder, spec.local_ranks
         )
 
     # Other nodes do not know which samples are missing here, and all nodes must run the same rows.

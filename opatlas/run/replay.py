@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from time import monotonic
-from types import BuiltinFunctionType, FunctionType, MethodDescriptorType
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from opatlas.run.devices.fatal_errors import fatal_device_error
 from opatlas.run.group import ALONE, Group
 from opatlas.run.implementation import KernelSource, expect_parameters, load_kernel
 from opatlas.run.inputs.replay_row import ReplayRow
-from opatlas.run.instruments.instrument import PROFILERS, Instrument, MeasureSettings
+from opatlas.run.instruments.instrument import MSPROF, Instrument, MeasureSettings
 from opatlas.run.job import Against, RowOutcome, error_text
 from opatlas.run.kernel_call import InputWatch, KernelCall, count_operators, may_be_compiled
 from opatlas.run.registry import ReplaySpec
@@ -40,8 +40,6 @@ _HARMLESS_BYTES = 1 << 20
 #: that takes seconds needs no second call.
 _WARM_UP_CALLS = 3
 _WARM_UP_S = 0.2
-#: Types of functions without tensors of their own: functions in C, and operators of torch.
-_WITHOUT_STATE = (BuiltinFunctionType, MethodDescriptorType, torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 
 
 class Replay:
@@ -79,8 +77,8 @@ class Replay:
         self._group = group
         self._source = source
         # A profiler has the samples later.
-        self._against = against if instrument.name not in PROFILERS else None
-        self._sampling = Sampling(row.kernel_type, row.cells, device, instrument, settings, group)
+        self._against = against if instrument.name != MSPROF else None
+        self._sampling = Sampling(device, instrument, settings, group)
 
     def __call__(
         self,
@@ -140,12 +138,6 @@ class Replay:
             for _ in range(against.calls - 1):
                 rivals.append(call_of(_as_deep(baseline, kernel), against.source is not None))
         watch = InputWatch(call.inputs, declared={*mutates, *overwrites}, seed=self._row.seed)
-        has_all_from_caller = not _may_hold_tensors(kernel) and not _may_hold_tensors(baseline)
-
-        def touched() -> tuple[torch.Tensor, ...] | None:
-            if not has_all_from_caller or any(each.prepared is not None for each in (call, *rivals)):
-                return None
-            return (*call.tensors(), *(tensor for each in rivals for tensor in each.returned()))
 
         def results(of: Results) -> Results:
             if isinstance(output_slots, Mapping):
@@ -176,11 +168,11 @@ class Replay:
         self._sampling.warm_up(call.repeat, most_calls=_WARM_UP_CALLS - 1, until=warm_until)
         rounds, why_alone = None, self._first_calls(rivals)
         if rivals and not why_alone:
-            samples, rounds = self._sampling.take_turns((call, *rivals), touched)
+            samples, rounds = self._sampling.take_turns((call, *rivals))
             # The baseline may have written the tensors that are the results.
             call.repeat()
         else:
-            samples = self._sampling.take(call.launch, call.restore if call.changes_tensors else None, touched)
+            samples = self._sampling.take(call.launch, call.restore if call.changes_tensors else None)
         self._expect_unchanged(watch, name)
         computed = results(call.kept_results())
         originals, by_name = call.originals()
@@ -373,13 +365,6 @@ def _as_deep(baseline: Callable[..., Any], kernel: Callable[..., Any]) -> Callab
         return baseline(*arguments, **keywords)
 
     return call
-
-
-def _may_hold_tensors(kernel: Callable[..., Any]) -> bool:
-    """Returns whether a kernel may read tensors besides its arguments: of a closure, a module, or a partial."""
-    if isinstance(kernel, FunctionType):
-        return kernel.__closure__ is not None
-    return not isinstance(kernel, _WITHOUT_STATE) or isinstance(getattr(kernel, "__self__", None), torch.Tensor)
 
 
 def _is_integer(dtype: torch.dtype) -> bool:

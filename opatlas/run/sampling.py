@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from statistics import median
 from time import monotonic
-from typing import TYPE_CHECKING
 
 from opatlas.row.errors import OutOfMemory
 from opatlas.row.quality import HOST_BOUND
@@ -16,36 +15,23 @@ from opatlas.run.devices.device import Device
 from opatlas.run.group import Group
 from opatlas.run.instruments.instrument import Instrument, MeasureSettings, Samples, StopRule
 from opatlas.run.instruments.turns import RoundsRule, Turns
-from opatlas.run.job import RowOutcome, add_profiled_samples, describe_stand_in
+from opatlas.run.job import RowOutcome, describe_stand_in
 from opatlas.run.kernel_call import KernelCall
 from opatlas.run.result_check import Checked
 
-if TYPE_CHECKING:
-    import torch
 
-
+@dataclass(frozen=True)
 class Sampling:
     """Takes the samples of one row on one device. The ranks of a group take equally many samples."""
 
-    def __init__(
-        self,
-        kernel_type: str,
-        cells: Mapping[str, str],
-        device: Device,
-        instrument: Instrument,
-        settings: MeasureSettings,
-        group: Group,
-    ) -> None:
-        self._kernel_type = kernel_type
-        self._cells = cells
-        self._device = device
-        self._instrument = instrument
-        self._settings = settings
-        self._group = group
+    device: Device
+    instrument: Instrument
+    settings: MeasureSettings
+    group: Group
 
     def expect_memory(self, needed_bytes: float) -> None:
         """Raises OutOfMemory if the device has less available memory than `needed_bytes`."""
-        available = self._device.available_bytes()
+        available = self.device.available_bytes()
         if needed_bytes > available:
             raise OutOfMemory(
                 f"needs about {needed_bytes / 2**30:.1f} GiB, {available / 2**30:.1f} GiB are available on the device"
@@ -54,71 +40,58 @@ class Sampling:
     def warm_up(self, call: Callable[[], object], *, most_calls: int, until: float) -> None:
         """Calls at most `most_calls` times, and not after the time `until` of `time.monotonic`."""
         for _ in range(most_calls):
-            if self._group.first_rank_decides(monotonic() < until):
+            if self.group.first_rank_decides(monotonic() < until):
                 call()
 
-    def take(
-        self,
-        call: Callable[[], object],
-        restore: Callable[[], object] | None,
-        touched: Callable[[], Sequence[torch.Tensor] | None] = lambda: None,
-    ) -> Samples:
+    def take(self, call: Callable[[], object], restore: Callable[[], object] | None) -> Samples:
         """Takes samples of `call` according to the settings, and waits for the device.
 
         Args:
             call: launches the kernel.
             restore: restores the tensors that a call overwrites; None if the call overwrites nothing.
-            touched: returns the tensors that a call reads and writes; None if the tensors are not known.
         """
-        needs_nothing = self._settings.cache != "cold" and restore is None
-        before_each = None if needs_nothing else self._before_each(restore, touched)
-        rule = StopRule(repeat_count=self._settings.repeat_count, time_limit_s=self._settings.time_limit_s)
-        samples = self._instrument.sample(call, before_each, rule)
-        self._device.synchronize()
+        needs_nothing = self.settings.cache != "cold" and restore is None
+        before_each = None if needs_nothing else self._before_each(restore)
+        rule = StopRule(repeat_count=self.settings.repeat_count, time_limit_s=self.settings.time_limit_s)
+        samples = self.instrument.sample(call, before_each, rule)
+        self.device.synchronize()
         return samples
 
-    def _before_each(
-        self, restore: Callable[[], object] | None, touched: Callable[[], Sequence[torch.Tensor] | None]
-    ) -> Callable[[], None]:
-        """Returns what prepares each sample, with the arguments of `take`."""
-        cold = self._settings.cache == "cold"
+    def _before_each(self, restore: Callable[[], object] | None) -> Callable[[], None]:
+        """Returns what prepares each sample; `restore` is that of `take`."""
+        cold = self.settings.cache == "cold"
 
         def before_each() -> None:
             if restore is not None:
                 restore()
             if cold:
-                self._device.flush_cache(touched())
+                self.device.flush_cache()
 
         return before_each
 
-    def take_turns(
-        self,
-        calls: Sequence[KernelCall],
-        touched: Callable[[], Sequence[torch.Tensor] | None],
-    ) -> tuple[Samples, Rounds]:
+    def take_turns(self, calls: Sequence[KernelCall]) -> tuple[Samples, Rounds]:
         """Takes samples of a kernel and its baseline in turn, and waits for the device.
 
         Args:
             calls: the kernel, the baseline, and for a control the baseline once more.
-            touched: returns the tensors that the calls read and write; None if the tensors are not known.
 
         Returns:
             the samples of the kernel, and the rounds: of spans where a call launches several kernels, unless the host
             decides how far these are apart.
         """
         restores = [call.restore if call.changes_tensors else None for call in calls]
-        prepare = [self._before_each(restore, touched) for restore in restores]
+        prepare = [self._before_each(restore) for restore in restores]
         turns = Turns([call.launch for call in calls], prepare)
         # Each of them has the time that a row has.
-        limit_s = self._settings.time_limit_s * len(calls)
-        rule = RoundsRule(turns, repeat_count=self._settings.repeat_count, time_limit_s=limit_s)
-        samples = self._instrument.sample(turns, turns.before_each, rule)
-        self._device.synchronize()
+        limit_s = self.settings.time_limit_s * len(calls)
+        rule = RoundsRule(turns, repeat_count=self.settings.repeat_count, time_limit_s=limit_s)
+        samples = self.instrument.sample(turns, turns.before_each, rule)
+        self.device.synchronize()
         sums, spans = turns.split(samples.durations_us), turns.split(samples.spans_us)
         waits_for_host = any(
             median(each) > HOST_BOUND * median(us) for each, us in zip(spans, sums, strict=True) if each
         )
-        compared = sums if self._group.first_rank_decides(waits_for_host or not spans[0]) else spans
+        compared = sums if self.group.first_rank_decides(waits_for_host or not spans[0]) else spans
         own = replace(samples, durations_us=tuple(sums[0]), spans_us=tuple(spans[0]))
         return own, Rounds(*map(tuple, compared))
 
@@ -134,7 +107,7 @@ class Sampling:
         against: str = "",
         rounds: Rounds | None = None,
     ) -> RowOutcome:
-        """Returns the outcome of a row with these samples; FAILED if a profile should have the samples and does not.
+        """Returns the outcome of a row with these samples, which may be pending.
 
         Args:
             samples: the samples.
@@ -148,8 +121,8 @@ class Sampling:
         notes = (*samples.notes, *noted)
         measurement = Measurement(
             samples_us=samples.durations_us,
-            instrument=self._instrument.name,
-            cache_state=self._settings.cache,
+            instrument=self.instrument.name,
+            cache_state=self.settings.cache,
             device_kernels=samples.device_kernels,
             calls_per_sample=samples.calls_per_sample,
             checked_elements=checked.elements,
@@ -166,7 +139,4 @@ class Sampling:
             against=against,
             rounds=(rounds,) if rounds is not None else (),
         )
-        outcome = RowOutcome(Status.MEASURED, "; ".join(notes), measurement=measurement, pending=samples.pending)
-        if samples.profiled is not None:
-            outcome = add_profiled_samples(outcome, self._kernel_type, self._cells, samples.profiled)
-        return outcome
+        return RowOutcome(Status.MEASURED, "; ".join(notes), measurement=measurement, pending=samples.pending)

@@ -6,6 +6,7 @@ earlier call wrote (`_LINKS`); its weights and caches are its own.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -236,6 +237,7 @@ class StepCall:
     launch: Callable[[], object]
     reference: Sequence[torch.Tensor] = ()
     is_compared: bool = True
+    alone_us: float = math.nan
 
     def sample(self) -> list[torch.Tensor]:
         """Returns some elements of each result of real numbers, as they are now; of a result with a copy none."""
@@ -249,7 +251,7 @@ class BuiltLayers:
 
     Attributes:
         calls: in the order of their launches.
-        alone_us: of each part what `measure_alone` returned for its first call.
+        alone_us: of each call what `measure_alone` returned for the first one of its part and shapes.
         checked: the comparison of each call with its formula.
         ran: names and versions of the implementations that ran.
         notes: what differs from a step.
@@ -269,7 +271,7 @@ class BuiltLayers:
             is_routed: whether experts have the rows that the gating gives them; else all have equally many.
         """
         self.calls: list[StepCall] = []
-        self.alone_us: dict[str, float] = {}
+        self.alone_us: dict[tuple[str, str], float] = {}
         self.checked: list[Checked] = []
         self.ran: dict[str, None] = {}
         self.notes: dict[str, None] = {}
@@ -324,15 +326,15 @@ class BuiltLayers:
         if not self.calls:
             # It reads what the last call of the layer before would have written.
             self._given = [(each, each.clone()) for each in arguments[:2] if isinstance(each, torch.Tensor)]
-        if call.part not in self.alone_us:
-            self.alone_us[call.part] = self._measure_alone(own)
+        if (key := (call.part, call.signature())) not in self.alone_us:
+            self.alone_us[key] = self._measure_alone(own)
         placed.launch(own.repeat)
         places = [each.data_ptr() for each in own.returned()]
         placed.launch(own.repeat)
         own.forget()
         self._renew([recorded.arguments[at] for at in recorded.changed["mutates"] if isinstance(at, int)])
         self._renew(own.prepared.changes if own.prepared is not None else ())
-        built = StepCall(call.part, own, lambda: placed.again(own.launch))
+        built = StepCall(call.part, own, lambda: placed.again(own.launch), alone_us=self.alone_us[key])
         self.calls.append(built)
         for number, (place, latest) in enumerate(zip(places, own.returned(), strict=True)):
             if latest.data_ptr() != place:

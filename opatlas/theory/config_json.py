@@ -157,7 +157,6 @@ def _facts(name: str, text: Mapping[str, Any], whole: Mapping[str, Any]) -> Mode
     if keys.get("qk_norm_type", "per_head") != "per_head":
         differs.append("norms over all heads are answered as norms of each head")
     differs += [*kind.differs, *_other_differences(base, text is not whole, whole)]
-    dtype, stored, bits, cache_dtype = _dtype((text, whole))
     _expect_known_keys(text, {*kind.defaults, *(_OF_LATENT if latent else ()), *_names(structs)})
     return ModelFacts(
         name,
@@ -175,12 +174,10 @@ def _facts(name: str, text: Mapping[str, Any], whole: Mapping[str, Any]) -> Mode
         delta=delta if delta is not None and delta.layers else None,
         sliding=(sliding, base.sliding_window if sliding else 0),
         gated_attention=kind.gated,
-        dtype=dtype,
-        stored=stored,
-        stored_bits=bits,
         tied=base.tie_word_embeddings,
-        cache_dtype=cache_dtype,
         differs=tuple(differs),
+        positions=base.max_position_embeddings or ModelFacts.positions,
+        **_dtype((text, whole)),
     )
 
 
@@ -317,11 +314,8 @@ def _expect_known_keys(text: Mapping[str, Any], known: set[str]) -> None:
             )
 
 
-def _dtype(places: Sequence[Mapping[str, Any]]) -> tuple[str, str, tuple[float, bool], str]:
-    """Returns the dtype of a step, "" if no row has it, how weights are stored if not so, and as `ModelFacts` has them.
-
-    The last two are their bits, and the dtype of the cache.
-    """
+def _dtype(places: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns how weights and the cache are stored, as attributes of `ModelFacts`."""
     keys = ("quantization_config", "compression_config")
     found = next((place[key] for place in places for key in keys if place.get(key)), None)
     if found is not None:
@@ -329,8 +323,11 @@ def _dtype(places: Sequence[Mapping[str, Any]]) -> tuple[str, str, tuple[float, 
             found = {key: value for key, value in found.items() if value is not None}
             found |= inner if isinstance(inner := found.get("quantization"), dict) else {}
         stated = msgspec.convert({"quantization_config": found}, Stored).quantization_config
-        return *stated.dtype_and_weights(), stated.cache_dtype()
+        dtype, words, bits = stated.dtype_and_weights()
+        how = {"dtype": dtype, "stored": words, "stored_bits": bits, "cache_dtype": stated.cache_dtype()}
+        return {**how, "scales": stated.scales() if dtype == "FLOAT8_E4M3FN" else ""}
     word = next((place[key] for place in places for key in ("dtype", "torch_dtype") if place.get(key)), "bfloat16")
     word = str(word).removeprefix("torch.")
     dtype = {"bfloat16": "BF16", "float16": "FLOAT16"}.get(word, "")
-    return dtype, "" if dtype else f"{word[:60]} weights", (32 if word == "float32" else 16, False), ""
+    stored = "" if dtype else f"{word[:60]} weights"
+    return {"dtype": dtype, "stored": stored, "stored_bits": (32 if word == "float32" else 16, False)}

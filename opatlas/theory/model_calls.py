@@ -13,12 +13,13 @@ from statistics import mean
 from typing import Any
 
 from opatlas.errors import OpAtlasError, UsageError
+from opatlas.row.attention import Sequences, keys_of
 from opatlas.row.columns import EXPERT_LOAD, INPUT_DTYPES, MESSAGE, RUNTIME_PREFIX
 from opatlas.row.communication import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, REDUCE_SCATTER, Collective
 from opatlas.row.signature import signature
 from opatlas.row.slots import FP8, known_dtype
 from opatlas.theory.catalog import built_in_catalog
-from opatlas.theory.model_step import ACTIVATIONS, QUANTIZED, Sequences, Step, cache_dtype, step_dtype
+from opatlas.theory.model_step import ACTIVATIONS, QUANTIZED, Step, cache_dtype, step_dtype
 from opatlas.theory.models import DeltaNet, Indexer, Latent, Linear, ModelFacts, RoutedExperts
 from opatlas.theory.patterns import NZ, Form, Pattern
 from opatlas.theory.sources import NOT_QUANTIZED
@@ -45,6 +46,8 @@ class ModelCall:
         twins: further kernel types whose row may have these cells.
         nearest: the cells that answer where no row has the dtypes or the load of `cells`: those of a cache that is not
             quantized, or equally many rows of each expert that has any.
+        instead: the call of another kernel type that does this work on some devices; it answers where this one has no
+            rows.
     """
 
     part: str
@@ -54,6 +57,7 @@ class ModelCall:
     layers: int
     twins: tuple[str, ...] = ()
     nearest: Mapping[str, str] = field(default_factory=dict)
+    instead: ModelCall | None = None
 
     @property
     def calls_per_layer(self) -> int:
@@ -149,7 +153,8 @@ class _ModelStep:
     @cached_property
     def tokens(self) -> int:
         """The tokens of the step, with those that fill the next captured graph."""
-        return self.step.padded(_queries(self.groups))
+        tokens = _queries(self.groups)
+        return self.step.graph_size(tokens) or tokens
 
     @cached_property
     def outputs(self) -> int:
@@ -164,6 +169,11 @@ class _ModelStep:
     @property
     def quantized(self) -> bool:
         return self.dtype in QUANTIZED
+
+    @property
+    def scales(self) -> str:
+        """The scales of quantized products, as the catalog's patterns name them."""
+        return (self.dtype in FP8 and self.model.scales) or "per_token"
 
     @cached_property
     def sizes(self) -> Mapping[str, int]:
@@ -203,7 +213,9 @@ class _ModelStep:
             sent = self.collective("stage_send", BROADCAST, 2, self.tokens * model.hidden, 0)
             yield replace(sent, calls=self.step.pp - 1)
         yield self.call("final_norm", "AddRmsNorm", "add_rms_norm")
-        yield self.call("last_tokens", "Index", "index_rows")
+        lines = {"p": self.tokens, "m": self.outputs, "d": model.hidden}
+        gathered = self.call("last_tokens", "GatherV3", "gather_angles", **lines)
+        yield replace(self.call("last_tokens", "Index", "index_rows"), instead=gathered)
         for linear in self.linears("lm_head"):
             yield from self.product(linear, self.outputs, in_layers=False)
             if self.tp > 1:
@@ -219,7 +231,9 @@ class _ModelStep:
         if model.head_norms:
             for part, heads in (("query_norm", self.sizes["q"]), ("key_norm", self.sizes["kv"])):
                 yield self.call(part, "RmsNorm", "head_rms_norm", layers, g=heads)
-        yield self.call("rope", "ApplyRotaryPosEmb", "apply_rotary_pos_emb", layers)
+        # Engines for GPUs have a kernel that reads a table of all positions.
+        from_table = self.call("rope", "_triton_rope", "rope_from_table", layers, p=model.positions)
+        yield replace(self.call("rope", "ApplyRotaryPosEmb", "apply_rotary_pos_emb", layers), instead=from_table)
         yield self.call("cache", "ReshapeAndCacheNdKernel", "reshape_and_cache", layers)
         kernel_type, (sliding, window) = "FusedInferAttentionScore", model.sliding
         for group in _alike(self.decoded):
@@ -314,9 +328,9 @@ class _ModelStep:
         if travels:
             yield self.collective("dispatch", ALL_TO_ALL, ep, own * experts.top_k * hidden, layers)
         for part, size in (("gate_up", hidden), ("down", width)):
-            if self.quantized:
-                yield self.call(f"experts_{part}_quant", "DynamicQuant", "dynamic_quant", layers, m=rows, h=size)
-            product = f"grouped_{part}{'_quantized' if self.quantized else ''}"
+            yield from self.quantization(f"experts_{part}", rows, size, layers)
+            scaled = "_blocks" if self.scales == "blocks" else "_quantized"
+            product = f"grouped_{part}{scaled if self.quantized else ''}"
             of = partial(self.call, f"experts_{part}", "GroupedMatmul", product, layers, m=rows, w=width)
             grouped = of(e=experts.count // ep)
             if self.step.routing == "random":
@@ -356,9 +370,16 @@ class _ModelStep:
         name, layers, calls = linear.name, *((linear.calls, 1) if in_layers else (0, linear.calls))
         kernel_type, pattern = "MatMulV2", "matmul"
         if self.quantized and name not in NOT_QUANTIZED:
-            kernel_type, pattern = "QuantBatchMatmulV3", "quant_matmul_per_token"
-            yield self.call(f"{name}_quant", "DynamicQuant", "dynamic_quant", layers, calls, m=tokens, h=linear.k)
+            kernel_type, pattern = "QuantBatchMatmulV3", f"quant_matmul_{self.scales}"
+            yield from self.quantization(name, tokens, linear.k, layers, calls)
         yield self.call(name, kernel_type, pattern, layers, calls, m=tokens, n=linear.n, k=linear.k)
+
+    def quantization(self, name: str, tokens: int, size: int, layers: int, calls: int = 1) -> Iterator[ModelCall]:
+        """Yields the quantization of a product's input. With one scale, known before, the kernel before does it."""
+        if self.quantized and self.scales != "per_tensor":
+            by_token = ("DynamicQuant", "dynamic_quant")
+            kernel = ("DynamicBlockQuant", "dynamic_block_quant") if self.scales == "blocks" else by_token
+            yield self.call(f"{name}_quant", *kernel, layers, calls, m=tokens, h=size)
 
     def all_reduce(self, part: str, layers: int) -> Iterator[ModelCall]:
         """Yields the sum of a layer's results over the devices that share the layer."""
@@ -392,7 +413,7 @@ class _ModelStep:
         self, part: str, kernel_type: str, pattern: str, layers: int, group: Sequence[Sequences], **others: int
     ) -> ModelCall:
         """Returns the call for sequences with equally many queries; their numbers of keys may differ."""
-        keys = [each.keys for each in group for _ in range(each.n)]
+        keys = keys_of(group)
         found = self.call(part, kernel_type, pattern, layers, s=len(keys), t=group[0].queries, k=max(keys), **others)
         cells = dict(found.cells)
         if min(keys) != max(keys):

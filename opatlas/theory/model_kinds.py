@@ -42,6 +42,7 @@ class EveryKind(msgspec.Struct):
     final_logit_softcapping: float = 0
     num_nextn_predict_layers: int = 0
     tie_word_embeddings: bool = False
+    max_position_embeddings: OptionalSize = 0
 
 
 class SharedKeys(msgspec.Struct):
@@ -244,6 +245,12 @@ class Quantization(msgspec.Struct):
         kept = (*self.ignore, *self.modules_to_not_convert, *self.exclude_modules)
         in_all = all(map(_NEVER_QUANTIZED.search, kept))
         return dtype, stored + ("" if in_all else " (not in all layers)"), (bits, not in_all)
+
+    def scales(self) -> Literal["", "per_tensor", "blocks"]:
+        """Returns `ModelFacts.scales`."""
+        if self.weight_block_size:
+            return "blocks" if self.weight_block_size == [128, 128] else ""
+        return "per_tensor" if self.quant_method.lower() == "fp8" or self.quant_algo.upper() == "FP8" else ""
 
     def cache_dtype(self) -> str:
         """Returns the dtype of the cache, FP8; "" for that of activations. Raises ValidationError for others."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import re
 from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import msgspec
 
 from opatlas.errors import UsageError
 from opatlas.formats import size
+from opatlas.row.attention import Sequences, read_sequences
 from opatlas.row.slots import FP8, known_dtype
 from opatlas.theory.models import ModelFacts
 from opatlas.theory.sources import NOT_QUANTIZED
@@ -19,26 +19,10 @@ Phase = Literal["prefill", "decode"]
 #: dtypes of activations, and dtypes of quantized products, whose activations are BF16.
 ACTIVATIONS = ("BF16", "FLOAT16")
 QUANTIZED = ("INT8", "FLOAT8_E4M3FN")
-#: Sequences with at most so many queries are decoded, perhaps with drafted tokens to verify; others are prompts.
-_MOST_DECODED = 8
-_SEQUENCES = re.compile(r"(?:(\d{1,7})x)?(\d{1,7})@(\d{1,9})", re.ASCII)
-_EXAMPLE = "63x1@4096+1x2048@6144: 63 sequences of 1 query at 4096 keys, and 1 of 2048 queries at 6144"
 #: Batches that engines capture in CUDA graphs by default: vLLM 0.11 (vllm/config/compilation.py).
 _CAPTURED = {"vllm": (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))}
 _Count = Annotated[int, msgspec.Meta(ge=1)]
 _CountOrNone = Annotated[int, msgspec.Meta(ge=0)]
-
-
-class Sequences(NamedTuple):
-    """`n` sequences with as many new tokens (queries) and tokens in all (keys, with the new ones) each."""
-
-    n: int
-    queries: int
-    keys: int
-
-    @property
-    def is_prompt(self) -> bool:
-        return self.queries > _MOST_DECODED or self.queries == self.keys > 1
 
 
 class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -57,6 +41,7 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         cache_dtype: of keys and values in the cache; "" for that of the model, BF16 or FLOAT8_E4M3FN.
         captured: the numbers of tokens that CUDA graphs exist for, to the next of which a step is padded: `1+2+4+8`, or
             `vllm`; "" for no padding.
+        launch: by a graph, where one is captured for so many tokens, or kernel by kernel: eager.
         routing: how tokens choose experts: at random, so that few tokens leave some without rows, or equally often.
     """
 
@@ -72,6 +57,7 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pp: _Count = 1
     cache_dtype: str = ""
     captured: str = ""
+    launch: Literal["graph", "eager"] = "graph"
     routing: Literal["random", "equal"] = "random"
 
     @classmethod
@@ -110,24 +96,22 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return [Sequences(self.batch, self.context if self.phase == "prefill" else 1, self.context)]
         if self.batch or self.context:
             raise UsageError("sequences have lengths of their own: leave out batch and context")
-        found = []
-        for word in self.sequences.split("+"):
-            match = _SEQUENCES.fullmatch(word.strip())
-            group = Sequences(*(int(number or 1) for number in match.groups())) if match else Sequences(0, 0, 0)
-            if not 0 < group.queries <= group.keys or not group.n:
-                raise UsageError(f"{word.strip()!r} are no sequences: give some as in {_EXAMPLE}")
-            found.append(group)
-        return found
+        return read_sequences(self.sequences)
 
-    def padded(self, tokens: int) -> int:
-        """Returns the tokens of the step with those that fill the next captured graph. Raises UsageError."""
-        if not self.captured:
+    def graph_size(self, tokens: int) -> int | None:
+        """Returns the tokens of the graph that launches so many; None for more than the largest. Raises UsageError."""
+        if not self.captured or self.launch == "eager":
             return tokens
         words = self.captured.split("+")
         sizes = _CAPTURED.get(self.captured) or [int(word) for word in words if word.strip().isdigit()]
         if len(sizes) < len(words):
             raise UsageError(f"{self.captured!r} are no numbers of tokens: give some as in 1+2+4+8, or vllm")
-        return min((size for size in sizes if size >= tokens), default=tokens)
+        return min((size for size in sizes if size >= tokens), default=None)
+
+    @property
+    def is_eager(self) -> bool:
+        """Whether the host launches kernel by kernel."""
+        return self.launch == "eager" or self.graph_size(sum(each.n * each.queries for each in self.groups())) is None
 
 
 def step_dtype(model: ModelFacts, asked: str = "") -> str:

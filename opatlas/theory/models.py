@@ -175,9 +175,11 @@ class ModelFacts:
         dtype: the dtype of a step unless another one is asked for; "" where no row has that of the weights.
         stored: how the published weights are stored, where not in `dtype` alone.
         stored_bits: of a published weight with its scales, and whether those of experts alone have as few.
+        scales: of weights in FP8 and of their inputs: "per_tensor", or "blocks" of 128; "" for one of each token.
         tied: whether the LM head has the weights of the embedding.
         cache_dtype: of keys and values in the cache; "" for that of activations.
         differs: the parts of the model that the calls leave out, or have in another way.
+        positions: lines of the table of rotary embedding.
     """
 
     name: str
@@ -198,9 +200,11 @@ class ModelFacts:
     dtype: str = "BF16"
     stored: str = ""
     stored_bits: tuple[float, bool] = (16, False)
+    scales: Literal["", "per_tensor", "blocks"] = ""
     tied: bool = False
     cache_dtype: str = ""
     differs: tuple[str, ...] = ()
+    positions: int = 40960
 
     @property
     def attention_layers(self) -> int:
@@ -281,7 +285,8 @@ class ModelFacts:
     def differences(self, dtype: str) -> tuple[str, ...]:
         """Returns how a step with this dtype differs from one of the published model."""
         scales = " with a scale for each token" if dtype not in ("BF16", "FLOAT16") else ""
-        stored = (f"{self.stored} are answered as {dtype}{scales}",) if self.stored else ()
+        is_own = not self.stored or (self.scales and dtype == "FLOAT8_E4M3FN")
+        stored = () if is_own else (f"{self.stored} are answered as {dtype}{scales}",)
         return (*stored, *self.differs)
 
     def tp_sizes(self, wanted: Sequence[int] = TP_SIZES) -> tuple[int, ...]:

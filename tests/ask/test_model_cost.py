@@ -121,6 +121,24 @@ def test_parts_from_rows_of_other_dtypes_are_summed_separately(tmp_path: Path) -
     assert found.other_dtypes_us == 0
 
 
+def test_an_implementation_that_refuses_a_row_does_not_answer_it(tmp_path: Path) -> None:
+    """Its durations are of rows that it takes."""
+    (call,) = [call for call in model_calls(resolve_model(MOE), batch=64, context=4096) if call.part == "gating"]
+    (taken,) = [call for call in model_calls(resolve_model(MOE), batch=8, context=4096) if call.part == "gating"]
+    place = tmp_path / "db" / "implementations" / "flashinfer-1"
+    write_table(tmp_path / "db", "MoeGatingTopK", pd.DataFrame([{**call.cells, "Average Duration(us)": "30"}]))
+    rows = [{**taken.cells, "Average Duration(us)": "3"}, {**call.cells, "Status": "unsupported"}]
+
+    def gating() -> float | None:
+        found = opatlas.open(tmp_path / "db").model(MOE, batch=64, context=4096, implementation=["flashinfer", "torch"])
+        return next(part.us_per_call for part in found.parts if part.part == "gating")
+
+    write_table(place, "MoeGatingTopK", pd.DataFrame(rows[:1]))
+    assert gating() != 30
+    write_table(place, "MoeGatingTopK", pd.DataFrame(rows).fillna(""))
+    assert gating() == 30
+
+
 def test_random_routing_asks_for_rows_with_that_load_then_for_equal_ones(tmp_path: Path) -> None:
     experts = [call for call in model_calls(resolve_model(MOE), batch=64, context=4096) if call.nearest]
     equal = [{**call.nearest, "Average Duration(us)": "50"} for call in experts]
@@ -133,7 +151,33 @@ def test_random_routing_asks_for_rows_with_that_load_then_for_equal_ones(tmp_pat
 
     assert parts("equal", *equal) == [(50, "equal"), (50, "equal")]
     assert parts("both", *equal, *loaded) == [(70, "random"), (50, "equal")]
+    captured = [{**call.cells, "Expert Load": "", "Profiling Average Duration(us)": "40"} for call in experts]
+    assert parts("captured", *equal, *captured) == [(40, "captured")] * 2
+    assert parts("captured and replayed", *equal, *loaded, *captured) == [(70, "random"), (40, "captured")]
+    others = [
+        {**call.cells, "Average Duration(us)": "60"}
+        for batch in (8, 16, 32, 128)
+        for call in model_calls(resolve_model(MOE), batch=batch, context=4096)
+        if call.nearest
+    ]
+    assert [load for _, load in parts("other sizes", *equal, *others)] == ["random", "random"]
     assert [load for _, load in parts("both", *equal, *loaded, routing="equal")] == ["", ""]
+
+
+def test_another_kernel_type_that_does_the_same_work_answers_where_there_are_no_rows(tmp_path: Path) -> None:
+    calls = model_calls(resolve_model(MODEL), batch=64, context=4096)
+    others = [call.instead for call in calls if call.instead is not None]
+    for other in others:
+        write_table(tmp_path / "db", other.kernel_type, pd.DataFrame([{**other.cells, "Average Duration(us)": "5"}]))
+
+    def parts() -> dict[str, tuple[str, float | None]]:
+        found = opatlas.open(tmp_path / "db").model(MODEL, batch=64, context=4096).parts
+        return {part.part: (part.kernel_type, part.us_per_call) for part in found if part.us_per_call is not None}
+
+    assert parts() == {"rope": ("_triton_rope", 5), "last_tokens": ("GatherV3", 5)}
+    own = next(call.cells for call in calls if call.part == "rope")
+    write_table(tmp_path / "db", "ApplyRotaryPosEmb", pd.DataFrame([{**own, "Average Duration(us)": "7"}]))
+    assert parts()["rope"] == ("ApplyRotaryPosEmb", 7)
 
 
 def test_shipped_databases_give_the_cost_of_a_step() -> None:
@@ -141,9 +185,9 @@ def test_shipped_databases_give_the_cost_of_a_step() -> None:
     calls = model_calls(resolve_model(MODEL), tp=2, batch=64, context=1024, phase="decode")
     assert [(part.part, part.calls) for part in found.parts] == [(call.part, call.calls_per_step) for call in calls]
     assert (found.missing, found.missing_calls_share, found.missing_bytes_share) == ([], 0, 0)
-    assert found.in_graph is not None
-    assert found.tokens_per_s == pytest.approx(64e6 / found.in_graph.us)
-    assert found.in_graph.us > found.us
+    assert found.time is not None
+    assert found.tokens_per_s == pytest.approx(64e6 / found.time.us)
+    assert found.time.us > found.us
     assert 0 < found.interval_us[0] < found.us < found.interval_us[1]
     assert found.layers == resolve_model(MODEL).layers
     assert {part.part for part in found.parts if not part.layers} == {
@@ -394,3 +438,20 @@ def test_a_database_that_lies_anywhere_looks_for_no_messages_beside_it(
     monkeypatch.setattr(Path, "glob", lambda self, pattern: (looked_at.append(self), iter(()))[1])
     assert opened.messages is None
     assert not [each for each in looked_at if each in tmp_path.parents]
+
+
+def test_rows_with_scales_of_blocks_answer_before_the_first_of_the_stack(tmp_path: Path) -> None:
+    place, fp8 = tmp_path / "db", "FLOAT8_E4M3FN"
+    for folder, name, us in (
+        (place, MODEL, "90"),
+        (place / "implementations" / "mine-1.0", "Qwen/Qwen3-235B-A22B-FP8", "30"),
+    ):
+        calls = [call.cells for call in model_calls(resolve_model(name), batch=64, context=4096, dtype=fp8)]
+        rows = [
+            {**cells, "Average Duration(us)": us}
+            for cells in calls
+            if len(cells["Input Shapes"].split(";")) == 4 and fp8 in cells["Input Data Types"]
+        ]
+        write_table(folder, "QuantBatchMatmulV3", pd.DataFrame(rows))
+    found = opatlas.open(place).model("Qwen/Qwen3-235B-A22B-FP8", batch=64, context=4096)
+    assert {part.us_per_call for part in found.parts if part.kernel_type == "QuantBatchMatmulV3"} == {30}

@@ -1,4 +1,4 @@
-"""The parts of a step in a graph: what they count, and where there are none."""
+"""The parts of a step's time: what they count, and where there are none."""
 
 from __future__ import annotations
 
@@ -8,46 +8,61 @@ from typing import Any
 import pytest
 
 from opatlas.ask.query.model_cost import ModelCost, PartCost
-from opatlas.ask.query.step_time import StepConstants, step_time
+from opatlas.ask.query.step_time import StepConstants, StepTime, step_time
 from opatlas.theory.model_step import Step, step_memory
 from opatlas.theory.sources import resolve_model
 
-CONSTANTS = StepConstants(0.5, 0.25, 4.0, 0.4, 0.1, 0.02, 0.2)
+CONSTANTS = StepConstants(0.5, 200.0, 0.25, 0.02, 0.01, 4.0, 0.2, 0.5, 0.02)
 
 
-def cost(tera_ops: float, device: str = "NVIDIA_H200", **changed: Any) -> ModelCost:
+def cost(tera_ops: float, device: str = "NVIDIA_H200", step: Step | None = None, **changed: Any) -> ModelCost:
     part = {"us_per_call": 100.0, "interval_us": (97.0, 103.0), "how": "measured", "device": device}
     parts = [
-        PartCost("qkv", "MatMulV2", 10, 10, "", tera_ops=tera_ops, **{**part, **changed}),
+        PartCost("qkv", "MatMulV2", 10, 10, "", tera_ops=tera_ops, kernels=2, **{**part, **changed}),
+        PartCost("ffn_norm", "AddRmsNorm", 10, 10, "", **{**part, **changed}),
         PartCost("ffn_all_reduce", "hcom_allReduce_", 2, 2, "", **part),
         PartCost("act", "SwiGlu", 10, 10, "", reason="no rows"),
     ]
-    facts, step = resolve_model("qwen3-32b"), Step("qwen3-32b", 1, 1)
+    facts, step = resolve_model("qwen3-32b"), step or Step("qwen3-32b", 8, 1)
     return ModelCost(facts.name, Path(), parts, (), step, "BF16", 10, step_memory(facts, step))
 
 
-def test_a_step_is_its_calls_and_what_the_graph_adds_to_each() -> None:
-    found = step_time(cost(100.0), CONSTANTS)
+def time(*arguments: Any, **changed: Any) -> StepTime:
+    found = step_time(cost(*arguments, **changed), CONSTANTS)
     assert found is not None
-    assert found.kernels_us == 1200
-    # A part without a duration is in no part of the step.
-    assert (found.gaps_us, found.place_us, found.messages_us, found.power_cap_us) == (6.0, 2.5, 8.0, 0.0)
-    assert found.us == 1216.5
+    return found
+
+
+def test_a_step_is_its_calls_and_what_the_graph_and_their_place_add() -> None:
+    found = time(100.0)
+    assert found.kernels_us == 2200
+    # A gap before each kernel, of which a product has two; a part without a duration is in no part of the step.
+    assert (found.gaps_us, found.place_us, found.messages_us) == (16.0, 0.02 * 1000 + 2.5, 8.0)
+    assert (found.power_cap_us, found.host_us) == (0.0, 0.0)
+    assert found.us == pytest.approx(2200 + 16 + 22.5 + 8)
     low, high = found.interval_us
     assert found.us - low == pytest.approx(high - found.us)
     assert high - found.us > 0.02 * found.us
 
 
-def test_a_step_near_the_peak_runs_at_the_power_cap() -> None:
-    found = step_time(cost(500.0), CONSTANTS)
-    assert found is not None
-    assert found.power_cap_us == pytest.approx(0.1 * 1000)
+def test_above_a_share_of_the_peak_a_step_runs_at_the_power_cap() -> None:
+    # At the H200's 989.5 TFLOPS the products would take half of their time, a quarter of all calls.
+    assert time(494.75).power_cap_us == pytest.approx(0.5 * (500 - 0.2 * 2000))
 
 
 def test_captured_calls_are_in_their_place_and_at_the_clock_of_a_step() -> None:
-    found = step_time(cost(500.0, source="captured"), CONSTANTS)
-    assert found is not None
-    assert (found.gaps_us, found.place_us, found.power_cap_us) == (6.0, 0.0, 0.0)
+    found = time(494.75, source="captured")
+    assert (found.gaps_us, found.place_us, found.power_cap_us) == (16.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_eager"),
+    [({}, False), ({"launch": "eager"}, True), ({"captured": "4+16"}, False), ({"captured": "1+2+4"}, True)],
+)
+def test_without_a_graph_for_so_many_tokens_a_step_waits_for_the_host(settings: Any, is_eager: bool) -> None:
+    found = time(100.0, step=Step("qwen3-32b", 8, 1, **settings))
+    assert (found.host_us > 0) is is_eager
+    assert found.us == pytest.approx(200 * 32 if is_eager else 2246.5)
 
 
 def test_a_step_of_a_device_without_measured_steps_has_no_time() -> None:

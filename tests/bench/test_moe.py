@@ -51,6 +51,13 @@ def test_rows_with_a_load_are_checked_by_its_groups(monkeypatch, load):
     assert ends[0] == [9, 9, 10, 24] or not load[0].isdigit()
 
 
+@pytest.mark.parametrize("experts", [128, 256])
+def test_a_random_load_hits_as_many_experts_as_random_ones_mostly_do(experts):
+    cells = {INPUT_SHAPES: f"8,16;{experts}", INPUT_DTYPES: "BF16;INT64", "Expert Load": "random"}
+    ends = ReplayRow("GroupedMatmul", cells, torch.device("cpu")).group_list(1, 8)
+    assert len(ends.unique()) == 8 + (int(ends[0]) == 0)
+
+
 @pytest.mark.parametrize("load", ["even", "power law", "9,0,1,13", "24", "-1,25,0,0"])
 def test_other_text_is_no_load(load):
     row = f"24,16;4,16,8;;;;;;4 | BF16;BF16;;;;;;INT64 -> 24,8 | BF16 @ Expert Load = {load}"

@@ -1,16 +1,21 @@
-"""Compiled functions of torch, run on the CPU."""
+"""Functions of torch that are compiled, or whose operators a library runs, on the CPU."""
 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import shutil
+import sys
+import types
 from functools import partial
 
 import pytest
 import torch
+from opatlas.bench.implementations.torch.norm import swiglu
 from replaying import job_of, runner
 from sample_rows import ROWS
 
+from opatlas.row.errors import Unsupported
 from opatlas.row.status import Status
 from opatlas.run.implementation import KernelSource
 
@@ -54,3 +59,18 @@ def test_a_function_whose_graph_breaks_is_unsupported(graphs_only):
     outcome = run("GroupedMatmul")
     assert outcome.status is Status.UNSUPPORTED
     assert "\n" not in outcome.reason
+
+
+def test_the_operators_of_torchs_functions_are_those_of_flag_gems(monkeypatch):
+    ran = []
+    own = {"silu": torch.sigmoid, "mul_.Tensor": lambda x, y: ran.append("mul_") or x.mul_(y)}
+    monkeypatch.setitem(sys.modules, "flag_gems", types.SimpleNamespace(_FULL_CONFIG=tuple(own.items())))
+    name = "opatlas.bench.implementations.flag_gems"
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    gems = importlib.import_module(name)
+    monkeypatch.delitem(sys.modules, name)
+    x = torch.randn(4, 6)
+    torch.testing.assert_close(gems.wrap(swiglu)(x, -1), x[:, :3].sigmoid() * x[:, 3:])
+    assert ran == ["mul_"]
+    with pytest.raises(Unsupported, match="FlagGems has no kernel"):
+        gems.wrap(torch.exp)(x)

@@ -15,11 +15,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
-from opatlas.outer.cluster.dealer import BATCH_S, Dealer, DeviceAnswer
+from opatlas.outer.cluster.dealer import Dealer, DeviceAnswer
 from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceDescription
 from opatlas.run.job import Job, RowOutcome
@@ -83,20 +82,14 @@ class WaitingDevice:
     def open(self) -> Future[DeviceAnswer]:
         return self._clock.at(0.0, DeviceAnswer(device=DeviceDescription("Waiting", {"host": self.name})))
 
-    def run(self, jobs: Sequence[Job]) -> Future[DeviceAnswer]:
-        most = max(1, int(BATCH_S / self._row_s)) if self._row_s else len(jobs)
-        outcomes = [(job.id, RowOutcome(Status.FAILED)) for job in jobs[:most]]
-        seconds = self._row_s * len(outcomes)
-        self._free_at = max(self._free_at, time.monotonic()) + seconds
-        return self._clock.at(self._free_at, DeviceAnswer(outcomes, seconds))
+    def run(self, job: Job) -> Future[DeviceAnswer]:
+        self._free_at = max(self._free_at, time.monotonic()) + self._row_s
+        return self._clock.at(self._free_at, DeviceAnswer(RowOutcome(Status.FAILED)))
 
     def beat(self) -> Future[str]:
         done: Future[str] = Future()
         done.set_result("")
         return done
-
-    def stop(self) -> None:
-        pass
 
     def kill(self) -> None:
         pass

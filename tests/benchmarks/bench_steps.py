@@ -2,65 +2,113 @@
 
     python -m tests.benchmarks.bench_steps [DB]
 
-`measured_steps.csv` has a layer each of steps that plain torch made on another H200 than the rows, in CUDA graphs.
-Which of them are fitted, and which are held out, was committed before the first fit. Rows of `steps/` in the database
-are told as "another machine": none of them is fitted. Small all_reduces are those of two H200s in a graph and alone.
+Steps were measured on two H200s that measured few of the rows: those in `steps/` of the database by OpAtlas, those in
+`measured_steps.csv` by plain torch, of which only whole steps are known. `is_fitted` says which are fitted: a list that
+was committed before the fit. Calls without a row are left out on both sides. Small all_reduces are those of two H200s
+in a graph and alone.
 
-Printed: the constants of `opatlas/ask/query/step_time.py`; for each role the errors of the sum of calls and of the
-prediction, and how many steps lie in its 90 % interval; the ten worst steps. Exits with 1 where a goal is missed.
+Printed: the constants of `opatlas/ask/query/step_time.py`; for each kind of steps the errors of the sum of calls and of
+the prediction, and how many steps lie in its 90 % interval, told in three columns, each without what it tells in the
+fit: other batches and contexts; a model left out; another machine. Then the worst steps, and what a call of each part
+takes longer in place. Exits with 1 where a goal is missed.
 """
 
 from __future__ import annotations
 
 import csv
 import sys
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
 import opatlas
 from opatlas.ask.query.database import OpenDatabase
-from opatlas.ask.query.model_cost import ModelCost
-from opatlas.ask.query.step_time import StepConstants, step_time
+from opatlas.ask.query.model_cost import ModelCost, PartCost
+from opatlas.ask.query.step_time import CONSTANTS, StepConstants, step_time
 from opatlas.row.communication import BY_KERNEL_TYPE
 from opatlas.run.step_layer import kind_of_layer
 from opatlas.theory.model_step import Step
 
 _LISTED = Path(__file__).with_name("measured_steps.csv")
-_FITTED, _ELSEWHERE = "fitted", "another machine"
 #: Microseconds of all_reduces of 1 KiB, 64 KiB and 1 MiB on two H200s: in a CUDA graph, and as rows have them.
 _MESSAGES = ((9.45, 5.47), (10.83, 7.14), (16.89, 13.95))
 #: The largest median and ninth decile of the errors of steps that were not fitted.
 _GOALS = {"decode, dense": (0.02, 0.05), "decode, experts": (0.04, 0.10), "prefill": (0.04, 0.08)}
-#: Steps whose products reach this share of the peak run at the power cap.
-_BUSY = 0.4
+#: A device below this clock (MHz) runs at its power cap; a step that takes this much longer than its kernels waits for
+#: the host.
+_FREE_MHZ, _HOST_BOUND = 1950, 1.2
+#: Nothing is added: what the parts of a step depend on is known without.
+_NOTHING = StepConstants(*[0.0] * 9)
 
 
-class Measured(NamedTuple):
-    """A measured step and its kernels, in microseconds, without calls that have no rows; and the cost of its calls."""
+@dataclass(frozen=True)
+class Measured:
+    """A measured step, in microseconds, without calls that have no rows; and the cost of its calls.
+
+    `in_place` has of each part the duration of its kernels and the gap before them; of plain torch's steps nothing.
+    """
 
     name: str
-    role: str
+    machine: str
     us: float
     kernels_us: float | None
+    mhz: float
     cost: ModelCost
+    in_place: Mapping[str, tuple[float, float]]
 
     @property
-    def calls(self) -> int:
-        return sum(part.calls for part in self.cost.parts if part.us is not None)
+    def kind(self) -> str:
+        step = Step.read(self.name)
+        phase = "prefill" if any(each.is_prompt for each in step.groups()) else "decode"
+        phase = "eager" if step.is_eager else phase
+        return f"{phase}, {'experts' if any(part.part == 'router' for part in self.cost.parts) else 'dense'}"
 
     @property
-    def has_experts(self) -> bool:
-        return any(part.part == "router" for part in self.cost.parts)
+    def model(self) -> str:
+        return Step.read(self.name).model
+
+    @cached_property
+    def kernels(self) -> int:
+        return sum(part.calls * part.kernels for part in self.cost.parts)
+
+    @property
+    def placed(self) -> list[PartCost]:
+        """The calls whose places are fitted: grouped products are less certain than theirs."""
+        parts = self.cost.parts
+        return [part for part in parts if "Grouped" not in part.kernel_type] if self.in_place else list(parts)
+
+    @property
+    def later_us(self) -> float:
+        """How much longer the kernels of `placed` are than alone."""
+        if not self.in_place:
+            return (self.kernels_us or 0.0) - self.cost.us
+        return sum((self.in_place[part.part][0] - (part.us_per_call or 0.0)) * part.calls for part in self.placed)
+
+    def is_fitted(self) -> bool:
+        """Says whether a step is on the list of those that are fitted; the others are held out."""
+        step = Step.read(self.name)
+        prompts = ("phase=prefill", "1x2048@2048")
+        if any(text in self.name for text in prompts):
+            return (step.batch, step.context) in ((1, 2048), (0, 0))
+        return (step.batch, step.context) in ((1, 4096), (64, 4096), (256, 4096), (128, 1024))
+
+    def error(self, constants: StepConstants) -> float:
+        time = step_time(self.cost, constants)
+        assert time is not None
+        return time.us / self.us - 1
+
+    def is_inside(self, constants: StepConstants) -> bool:
+        time = step_time(self.cost, constants)
+        return time is not None and time.interval_us[0] <= self.us <= time.interval_us[1]
 
 
 def of_layers(cost: ModelCost, layers: str) -> ModelCost:
-    """Returns the cost of the layers of a cell of Step Layers alone, without collectives."""
+    """Returns the cost of the layers of a cell of Step Layers alone, without collectives and calls without rows."""
     parts = []
     for text in layers.split("+"):
         count, _, kind = text.strip().partition(" ")
@@ -72,77 +120,138 @@ def of_layers(cost: ModelCost, layers: str) -> ModelCost:
     return replace(cost, parts=parts)
 
 
+def without(cost: ModelCost, parts: Sequence[str]) -> ModelCost:
+    return replace(cost, parts=[part for part in cost.parts if part.part not in parts])
+
+
 def listed(db: OpenDatabase) -> Iterator[Measured]:
     """Yields the steps of `measured_steps.csv`, of a layer each."""
     with _LISTED.open(newline="") as file:
         for row in csv.DictReader(file):
             cost = cost_of(db, row["Step"], f"1 {row['layer']}".rstrip())
-            missing_us = float(row["missing(us)"] or 0)
-            kernels = float(row["kernels(us)"]) - missing_us if row["kernels(us)"] else None
-            yield Measured(row["Step"], row["role"], float(row["step(us)"]) - missing_us, kernels, cost)
+            us, left_out, mhz = (float(row[name] or 0) for name in ("step(us)", "left out(us)", "sm_clock(MHz)"))
+            cost = without(cost, row["left out"].split())
+            kernels = float(row["kernels(us)"]) if row["kernels(us)"] else None
+            # With their gaps.
+            lost, own = int(row["left out kernels"] or 0), sum(part.calls * part.kernels for part in cost.parts)
+            us -= left_out + (0.0 if kernels is None else (us - kernels) * lost / (lost + own))
+            kernels = None if kernels is None else kernels - left_out
+            yield Measured(row["Step"], "plain torch", us, kernels, mhz, cost, {})
 
 
 def stored(db: OpenDatabase) -> Iterator[Measured]:
-    """Yields the steps of the database's `steps/` that a graph launched."""
+    """Yields the steps of the database's `steps/`."""
     path = db.path / "steps" / "Step.csv"
-    with path.open(newline="") if path.is_file() else open(_LISTED) as file:
+    with path.open(newline="") if path.is_file() else _LISTED.open() as file:
         for row in csv.DictReader(file) if path.is_file() else ():
-            if row["Status"] == "measured" and row["Step Launch"] == "graph":
-                kernels = row.get("MicroBench kernels(us)")
-                cost = cost_of(db, row["Step"], row["Step Layers"])
-                us = float(row["Average Duration(us)"])
-                yield Measured(row["Step"], _ELSEWHERE, us, float(kernels) if kernels else None, cost)
+            if row["Status"] != "measured":
+                continue
+            step = Step.read(row["Step"])
+            eager = row["Step Launch"] == "eager"
+            step = msgspec.structs.replace(step, launch="eager") if eager else step
+            stack = [each.split()[0] for each in row["Step Stack"].split(";") if each.strip()]
+            cost = cost_of(db, str(step), row["Step Layers"], [*stack, "torch"])
+            # What an implementation of the stack refused, torch ran.
+            refused = [note.split()[0] for note in row["Assumptions"].split("; ") if " by torch: " in note]
+            if refused:
+                own = cost_of(db, str(step), row["Step Layers"], ["torch"]).parts
+                parts = [mine if part.part in refused else part for part, mine in zip(cost.parts, own, strict=True)]
+                cost = replace(cost, parts=parts)
+            places = {part.part: _in_place(row, part.part) for part in cost.parts}
+            lost = [(part.calls * places[part.part][0], part.calls * sum(places[part.part])) for part in cost.missing]
+            us = float(row["Average Duration(us)"]) - sum(each for _, each in lost)
+            told = row["MicroBench kernels(us)"]
+            kernels = float(told) - sum(each for each, _ in lost) if told else None
+            mhz = float(row["MicroBench sm_clock_mhz"])
+            yield Measured(
+                str(step), "OpAtlas", us, kernels, mhz, without(cost, [part.part for part in cost.missing]), places
+            )
 
 
-def cost_of(db: OpenDatabase, step: str, layers: str) -> ModelCost:
-    found = db.model(any_memory=True, **msgspec.structs.asdict(Step.read(step)))
+def _in_place(row: Mapping[str, str], part: str) -> tuple[float, float]:
+    own, gap = (float(row.get(f"MicroBench {part}{suffix}(us)") or 0) for suffix in ("", " gap"))
+    return own, gap
+
+
+def cost_of(db: OpenDatabase, step: str, layers: str, implementation: Sequence[str] = ()) -> ModelCost:
+    found = db.model(any_memory=True, implementation=implementation, **msgspec.structs.asdict(Step.read(step)))
     return of_layers(found, layers)
 
 
-def fit(steps: list[Measured], held_out: list[Measured]) -> StepConstants:
-    """Returns the constants: medians over the fitted steps; the error is that which covers 90 % of those held out."""
-    free = [each for each in steps if each.kernels_us is not None and not is_busy(each)]
-    gap = median((each.us - (each.kernels_us or 0.0)) / each.calls for each in free)
-    place = median(((each.kernels_us or 0.0) - each.cost.us) / each.calls for each in free)
-    capped = median((each.us - (gap + place) * each.calls) / each.cost.us - 1 for each in steps if is_busy(each))
-    message = median(graph - row for graph, row in _MESSAGES)
-    gap, place, message, capped = (round(value, 3) for value in (gap, place, message, capped))
-    found = StepConstants(gap, place, message, _BUSY, capped, 0.0, 0.0)
-    errors = []
-    for experts in (False, True):
-        needed = sorted(error_needed(each, found) for each in held_out if each.has_experts is experts)
-        errors.append(needed[int(0.9 * len(needed))])
-    return replace(found, error=errors[0], experts_error=errors[1])
+def fit(steps: Iterable[Measured]) -> StepConstants:
+    """Returns the constants that the fitted ones of some steps tell, but for those of the interval.
+
+    Gaps and launches are medians of a kernel's; the others make the sums of squares of relative errors least: the
+    places of kernels at a free clock, the power cap of steps below it.
+    """
+    steps = [each for each in steps if each.is_fitted()]
+    graph = [each for each in steps if not each.cost.step.is_eager]
+    free = [each for each in graph if each.kernels_us is not None and each.mhz >= _FREE_MHZ]
+    gap = median((each.us - (each.kernels_us or 0.0)) / each.kernels for each in free)
+    host = [each for each in steps if each.cost.step.is_eager and each.us > _HOST_BOUND * each.cost.us]
+    launch = median(each.us / each.kernels for each in host) if host else CONSTANTS["NVIDIA_H200"].launch_us
+    placed = [each for each in free if each.in_place or each.kind == "decode, dense"]
+    terms = [[_place(each, number) for number in range(3)] for each in placed]
+    norm, product, attention = _least_squares(terms, [(each.later_us, each.us) for each in placed])
+    message = median(in_graph - row for in_graph, row in _MESSAGES)
+    numbers = (gap, launch, norm, product, attention, message, 0.0, 0.0, 0.0)
+    found = StepConstants(*(round(value, 4) for value in numbers))
+    capped = [each for each in graph if each.mhz < _FREE_MHZ]
+    late = [(each.us * -each.error(found), each.us) for each in capped]
+    at_peak, free_us = _least_squares([[_at_peak_us(each), -each.cost.us] for each in capped], late)
+    return replace(found, capped=round(at_peak, 3), busy=round(free_us / (at_peak or 1.0), 3))
 
 
-def is_busy(step: Measured) -> bool:
-    """Returns whether the step runs at the power cap."""
-    found = step_time(step.cost, StepConstants(0, 0, 0, _BUSY, 1.0, 0, 0))
-    return found is not None and found.power_cap_us > 0
+def _place(step: Measured, number: int) -> float:
+    """Returns how much a step has of what norm_us, product and attention are a multiple of."""
+    unit = replace(_NOTHING, **{("norm_us", "product", "attention")[number]: 1.0})
+    return sum(unit.place_us(part) * part.calls for part in step.placed)
 
 
-def error_needed(step: Measured, constants: StepConstants) -> float:
-    """Returns the least error with which the interval of a prediction holds the step."""
-    errors = (number / 1000 for number in range(1000))
-    return next(error for error in errors if holds(step, replace(constants, error=error, experts_error=error)))
+def _at_peak_us(step: Measured) -> float:
+    time = step_time(step.cost, replace(_NOTHING, capped=1.0))
+    assert time is not None
+    return time.power_cap_us
 
 
-def holds(step: Measured, constants: StepConstants) -> bool:
-    found = step_time(step.cost, constants)
-    return found is not None and found.interval_us[0] <= step.us <= found.interval_us[1]
+def _least_squares(terms: list[list[float]], left: list[tuple[float, float]]) -> list[float]:
+    scale = np.array([us for _, us in left])
+    found = np.linalg.lstsq(np.array(terms) / scale[:, None], np.array([each for each, _ in left]) / scale, rcond=None)
+    return [max(float(value), 0.0) for value in found[0]]
 
 
-def tell(role: str, steps: list[Measured], constants: StepConstants) -> bool:
+def held_out(steps: list[Measured]) -> Iterator[tuple[str, list[Measured], StepConstants]]:
+    """Yields what is told in each column: steps, and the constants that were fitted without them."""
+    yield "other sizes", [each for each in steps if not each.is_fitted()], fit(steps)
+    for name in dict.fromkeys(each.model for each in steps):
+        without = [each for each in steps if each.model != name]
+        yield "model left out", [each for each in steps if each.model == name], fit(without)
+    for name in dict.fromkeys(each.machine for each in steps):
+        without = [each for each in steps if each.machine != name]
+        yield "another machine", [each for each in steps if each.machine == name], fit(without)
+
+
+def error_needed(columns: list[tuple[str, list[Measured], StepConstants]]) -> float:
+    """Returns the least error with which nine of ten fitted steps, each left out of its fit, are in their intervals."""
+    needed = []
+    for name, own, constants in columns:
+        for each in own if name != "other sizes" else ():
+            errors = (number / 1000 for number in range(1000))
+            enough = next(error for error in errors if each.is_inside(replace(constants, error=error)))
+            needed += [enough] if each.is_fitted() else []
+    return round(float(np.quantile(needed, 0.9)), 3)
+
+
+def tell(title: str, told: list[tuple[Measured, StepConstants]]) -> bool:
     """Prints the errors of calls and of predictions, and the steps in the interval; returns whether they are good."""
-    sums = np.abs([each.cost.us / each.us - 1 for each in steps])
-    found = [step_time(each.cost, constants) for each in steps]
-    errors = np.abs([time.us / each.us - 1 for time, each in zip(found, steps, strict=True) if time is not None])
-    inside = sum(holds(each, constants) for each in steps)
+    sums = np.abs([each.cost.us / each.us - 1 for each, _ in told])
+    errors = np.abs([each.error(constants) for each, constants in told])
+    inside = sum(each.is_inside(constants) for each, constants in told)
     before, after = (f"{np.median(each):.1%} / {np.quantile(each, 0.9):.1%}" for each in (sums, errors))
-    goal = next((goal for kind, goal in _GOALS.items() if kind in role), (1.0, 1.0))
+    goal = next((goal for kind, goal in _GOALS.items() if kind in title), (1.0, 1.0))
     is_good = bool(np.median(errors) <= goal[0] and np.quantile(errors, 0.9) <= goal[1])
     missed = "" if is_good else "  missed"
-    print(f"{role:45} {len(steps):3}  calls {before:15}  step {after:15}  in the interval {inside}{missed}")
+    print(f"{title:40} {len(told):3}  calls {before:15}  step {after:15}  in the interval {inside}{missed}")
     return is_good
 
 
@@ -165,21 +274,20 @@ def tell_parts(db: OpenDatabase) -> None:
 
 def main() -> None:
     db = opatlas.open(*(sys.argv[1:] or ["NVIDIA_H200"]))
-    steps = [*listed(db), *stored(db)]
-    by_role: dict[str, list[Measured]] = {}
-    for each in steps:
-        kind = "prefill" if "phase=prefill" in each.name else "decode"
-        what = "experts" if each.has_experts else "dense"
-        by_role.setdefault(f"{each.role}, {kind}, {what}", []).append(each)
-    fitted = [each for each in steps if each.role == _FITTED]
-    held_out = [each for each in steps if each.role not in (_FITTED, _ELSEWHERE)]
-    constants = fit(fitted, held_out)
-    print(constants)
-    good = [tell(role, own, constants) for role, own in by_role.items()]
-    times = [(time.us / each.us - 1, each) for each in held_out if (time := step_time(each.cost, constants))]
-    for error, each in sorted(times, key=lambda pair: -abs(pair[0]))[:10]:
-        missing = ", ".join(dict.fromkeys(part.part for part in each.cost.missing))
-        print(f"{error:+.1%} {each.name}{f' (without {missing})' if missing else ''}")
+    steps = [*stored(db), *listed(db)]
+    columns = list(held_out(steps))
+    error = error_needed(columns)
+    print(replace(columns[0][2], error=error))
+    told: dict[str, list[tuple[Measured, StepConstants]]] = {}
+    for name, own, constants in columns:
+        wide = replace(constants, error=error)
+        for each in own:
+            told.setdefault(f"{name}, {each.kind}", []).append((each, wide))
+            told.setdefault(f"{name}, all", []).append((each, wide))
+    good = [tell(title, own) for title, own in sorted(told.items())]
+    worst = [(each.error(constants), name, each) for name, own, constants in columns for each in own]
+    for error, name, each in sorted(worst, key=lambda found: -abs(found[0]))[:10]:
+        print(f"{error:+.1%} {name}: {each.name} ({each.machine})")
     tell_parts(db)
     sys.exit(not all(good))
 

@@ -17,12 +17,24 @@ from frames import rewrite
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opatlas.capture.attention import VALID_BLOCKS, CallRecord, DistinctRecords, JoinKey, row_key
+from opatlas.capture.attention import DistinctRecords
 from opatlas.capture.ingest import IngestRequest, ingest_captures
 from opatlas.capture.launches import SOURCE_PROFILE
 from opatlas.cli.main import main
 from opatlas.data.database import Database
-from opatlas.row.columns import INPUT_SHAPES, PROFILING_AVERAGE, RUNTIME, RUNTIME_IN_SIGNATURE, RUNTIME_PREFIX
+from opatlas.row.attention import (
+    VALID_BLOCKS,
+    CallRecord,
+    JoinKey,
+    row_key,
+)
+from opatlas.row.columns import (
+    INPUT_SHAPES,
+    PROFILING_AVERAGE,
+    RUNTIME,
+    RUNTIME_IN_SIGNATURE,
+    RUNTIME_PREFIX,
+)
 from opatlas.row.signature import signatures
 from opatlas.row.table import RowTable
 from opatlas.typed_json import DecodeError
@@ -387,3 +399,11 @@ def test_what_fill_runtime_found_out_survives_the_next_ingest(ingest, tmp_path):
     assert {row[SOURCE_PROFILE] for row in rows} == {
         "capture/rank_0/kernel_details.csv; capture/rank_1/kernel_details.csv"
     }
+
+
+def test_lengths_that_fit_no_row_are_an_error(fill, database):
+    """And those that fit are no error the second time."""
+    batches = {"3x1@300": 0, "3x4@300": 1}
+    for batch, status in batches.items():
+        for _ in range(2):
+            assert main(["ingest", "--attention", batch, "--database-path", str(database.path)]) == status, batch

@@ -9,64 +9,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch_calls import (
+    F32,
+    I32,
+    I64,
+    NONE,
+    expect_replay,
+    listed,
+    made,
+    number,
+    operator,
+    scalar,
+    tensor,
+    weight,
+)
 
-from opatlas.capture.attention import row_key
 from opatlas.capture.launches import SkipReason
 from opatlas.capture.torch_launches import read_outcomes
 from opatlas.capture.torch_operators import OPERATORS, CapturedRow, LeftOut, Operator, is_known, row_of, wins_over_inner
-from opatlas.cli.ingest import GivenLengths
-from opatlas.errors import UsageError
 from opatlas.row import columns as col
-from opatlas.row.errors import Unsupported
 from opatlas.row.signature import signature
-from opatlas.run.registry import replays_of_bench
 from opatlas.theory.model_calls import model_calls
 from opatlas.theory.sources import resolve_model
 
 TRACES = Path(__file__).parents[1] / "data" / "torch_traces"
-BF16, F32, I64, I32 = "c10::BFloat16", "float", "long int", "int"
-
-
-def strides_of(dims: tuple[int, ...]) -> tuple[int, ...]:
-    strides = [1]
-    for size in dims[:0:-1]:
-        strides.insert(0, strides[0] * size)
-    return tuple(strides[: len(dims)])
-
-
-def tensor(*dims: int, dtype: str = BF16, strides: tuple[int, ...] | None = None) -> tuple[Any, ...]:
-    return dims, dtype, strides_of(dims) if strides is None else strides, ""
-
-
-def weight(n: int, k: int) -> tuple[Any, ...]:
-    """A weight (N, K), transposed."""
-    return tensor(k, n, strides=(1, k))
-
-
-def scalar(value: object) -> tuple[Any, ...]:
-    return (), "Scalar", (), str(value)
-
-
-def number(value: str = "double") -> tuple[Any, ...]:
-    """A number as a tensor without axes, as torch passes Python's numbers."""
-    return (), value, (), ""
-
-
-NONE: tuple[Any, ...] = ((), "", (), "")
-
-
-def listed(*dims: tuple[int, ...]) -> tuple[Any, ...]:
-    return dims, "TensorList", tuple(map(strides_of, dims)), ""
-
-
-def operator(name: str, *arguments: tuple[Any, ...]) -> Operator:
-    return Operator(name, *(tuple(each) for each in zip(*arguments, strict=True)))
-
-
-def made(name: str, *arguments: tuple[Any, ...], kernels: tuple[str, ...] = ()) -> CapturedRow:
-    found = row_of(operator(name, *arguments), kernels)
-    assert isinstance(found, CapturedRow), found
-    return found
 
 
 def text(row: CapturedRow) -> str:
@@ -241,22 +207,6 @@ def test_an_operator_is_the_row_of_its_kernel_type(call: tuple[Any, ...], row: s
         expect_replay(found)
 
 
-def expect_replay(row: CapturedRow) -> None:
-    """Asserts that the replay of a kernel type makes one call of a row, with tensors that have no values."""
-    import torch
-
-    from opatlas.run.inputs.replay_row import ReplayRow
-
-    class OnMeta(ReplayRow):
-        on_npu = False
-
-    calls: list[Any] = []
-    function = replays_of_bench()[row.kernel_type]
-    on_meta = OnMeta(row.kernel_type, row.cells, torch.device("meta"))
-    function(row=on_meta, replay=lambda *arguments, **keywords: calls.append(arguments))
-    assert len(calls) == 1
-
-
 LEFT_OUT = {
     "a mask of other keys": (
         *("aten::_scaled_dot_product_efficient_attention", *[tensor(1, 4, 8, 64)] * 3, tensor(1, 4, 8, 16)),
@@ -343,15 +293,15 @@ def layer(model: Any, tokens: int, *, logits: int) -> Mapping[str, CapturedRow]:
         "gate_up": product(tokens, 2 * model.intermediate, hidden),
         "act": made("_C::silu_and_mul", tensor(tokens, model.intermediate), tensor(tokens, 2 * model.intermediate)),
         "down": product(tokens, hidden, model.intermediate),
+        "rope": made(
+            *("_C::rotary_embedding", tensor(tokens, dtype=I64), tensor(tokens, heads * width)),
+            *(tensor(tokens, kv * width), scalar(width), tensor(40960, width), scalar(True)),
+        ),
+        "last_tokens": made("aten::index_select", tensor(tokens, hidden), scalar(0), tensor(logits, dtype=I64)),
         "lm_head": product(logits, model.vocab, hidden),
         "logits_cast": made("aten::copy_", tensor(logits, model.vocab, dtype=F32), tensor(logits, model.vocab), NONE),
         "sample": made("aten::argmax", tensor(logits, model.vocab, dtype=F32), scalar(-1), scalar(False)),
     }
-
-
-#: The parts of the theory that operators of vLLM for GPUs have as other kernels: rotation from a table of angles; rows
-#: chosen by an index tensor, whose shape a trace lacks; pages of other sizes than 128.
-OTHER_KERNELS = {"rope", "last_tokens"}
 
 
 def test_rows_of_operators_are_those_of_the_models_theory() -> None:
@@ -378,9 +328,8 @@ def test_rows_of_operators_are_those_of_the_models_theory() -> None:
                 lengths,
                 tensor(batch, 2, dtype=I32),
             )
-        left = {part.part for part in theory} - rows.keys()
-        assert left <= OTHER_KERNELS | {"final_norm"}
-        for call in theory:
+        assert {part.part for part in theory} - rows.keys() <= {"final_norm"}
+        for call in (each.instead or each for each in theory):
             row = rows.get(call.part)
             if row is None or (call.part, call.kernel_type) == ("attention_norm", "AddRmsNorm"):
                 continue
@@ -403,57 +352,6 @@ def test_products_of_experts_are_rows_of_a_model() -> None:
         row = made("aten::_grouped_mm", tensor(m, k), tensor(e, k, n, strides=strides), tensor(e, dtype=I32))
         assert signature(row.kernel_type, row.cells) == wanted.signature()
         assert ("other order" in row.differs) == (strides is not None)
-
-
-def paged() -> CapturedRow:
-    """A step of three sequences as FlashAttention 3 of vLLM gets it."""
-    q, pages, ends = tensor(6, 4, 16), tensor(4096, 32, 2, 16), tensor(4, dtype=I32)
-    return made("_vllm_fa3_C::fwd", q, pages, pages, ends, tensor(3, dtype=I32), tensor(3, 8, dtype=I32))
-
-
-def ragged() -> CapturedRow:
-    """The same step as aiter of SGLang gets it, with a list of 32 pages for each of 64 sequences."""
-    q, pages, ends, listed = tensor(6, 4, 16), tensor(4096, 1, 2, 16), tensor(4, dtype=I32), tensor(2048, dtype=I32)
-    work, last = tensor(9, dtype="unsigned char"), tensor(64, dtype=I32)
-    return made("sglang_profiler::attention_paged_attention_ragged_7", q, work, q, pages, pages, ends, listed, last)
-
-
-def of_tokens() -> CapturedRow:
-    q, cache, ends = tensor(6, 4, 16), tensor(4096, 2, 16), tensor(4, dtype=I32)
-    return made("aiter::mha_batch_prefill", q, cache, cache, ends, ends, tensor(80, dtype=I32), scalar(4), scalar(32))
-
-
-def test_attention_without_lengths_says_so_and_is_not_replayed() -> None:
-    ends = tensor(4, dtype=I32)
-    packed = made("flash_attn::_flash_attn_varlen_forward", tensor(6, 4, 16), *[tensor(6, 2, 16)] * 2, ends, ends)
-    assert paged().cells[col.INPUT_SHAPES].startswith("6,4,16;24,32,32;24,32,32;;2048,2048;3;3;")
-    assert packed.cells[col.INPUT_SHAPES].startswith("6,4,16;6,2,16;6,2,16;;2048,2048;3;3;")
-    for row in (ragged(), of_tokens()):
-        assert row.cells[col.INPUT_SHAPES].startswith("6,4,16;96,1,32;96,1,32;;2048,2048;3;3;;;;;;;;3,32;")
-    for row in (paged(), packed, ragged(), of_tokens()):
-        column, cell = col.WITHOUT_LENGTHS
-        assert row.cells[column] == cell
-        with pytest.raises(Unsupported):
-            expect_replay(row)
-
-
-def test_given_lengths_fill_the_rows_of_such_a_batch() -> None:
-    row = paged()
-    key = row_key(row.cells)
-    assert key is not None
-    cells = GivenLengths.parse("2x1:40, 4:64").cells(key)
-    assert cells is not None
-    assert [cells[name] for name in col.RUNTIME_IN_SIGNATURE] == ["1,2,6", "40,40,64", "4", "2", "3", "TND", "32"]
-    for each in (row, ragged(), of_tokens()):
-        known = GivenLengths.parse("2x1:40, 4:64" if each is row else "2x1:30, 4:32").cells(row_key(each.cells)) or {}
-        filled = {**each.cells, **{name: cell for name, cell in known.items() if cell}}
-        expect_replay(CapturedRow(each.kernel_type, filled | {col.WITHOUT_LENGTHS[0]: "complete"}))
-    # Another number of sequences, another number of queries.
-    assert GivenLengths.parse("6x1:40").cells(key) is None
-    assert GivenLengths.parse("3x1:40").cells(key) is None
-    for wrong in ("", "64", "2x1:0", "4:2", "1:40;"):
-        with pytest.raises(UsageError):
-            GivenLengths.parse(wrong)
 
 
 @pytest.mark.parametrize(

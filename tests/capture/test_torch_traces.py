@@ -7,25 +7,30 @@ import json
 import random
 import re
 from collections import Counter, defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from captures import table
 from hypothesis import given
 from hypothesis import strategies as st
+from torch_calls import I32, expect_replay, made, scalar, tensor
 
 from opatlas.capture import torch_launches, torch_trace, traces
 from opatlas.capture.capture_discovery import TRACE, find_captures, kind_of_capture
 from opatlas.capture.cuda_graphs import pair_graphs
 from opatlas.capture.ingest import rebuild_profiling
 from opatlas.capture.launches import SkipReason
-from opatlas.capture.torch_launches import read_outcomes, read_torch_trace
+from opatlas.capture.torch_launches import read_outcomes, read_torch_trace, with_lengths_of_step
 from opatlas.capture.torch_operators import CapturedRow
-from opatlas.capture.torch_trace import read_trace
+from opatlas.capture.torch_trace import captured_gpu, read_trace
 from opatlas.cli.ingest import ingest
 from opatlas.data.database import Database
 from opatlas.data.manifest import read_ingests
 from opatlas.errors import OpAtlasError
+from opatlas.row.attention import COMPLETENESS, KV_VALUES, batch_cells, read_sequences, row_key
+from opatlas.row.columns import INPUT_SHAPES, RUNTIME_IN_SIGNATURE, WITHOUT_LENGTHS
+from opatlas.row.errors import Unsupported
 from opatlas.row.versions import Versions
 
 TRACES = Path(__file__).parents[1] / "data" / "torch_traces"
@@ -342,3 +347,78 @@ def test_an_ingest_into_the_database_of_the_gpu(tmp_path, monkeypatch):
     result = ingest(profiling_path=fixture("plain-decode", "eager"), versions=Versions(torch="2.11.0"))
     (row,) = [row for row in table(folder / "MatMulV2.csv") if row["Input Shapes"] == "32,1024;5632,1024"]
     assert (row["Profiling Samples"], row["Profiling Source"]) == ("10", "CUDA graph | eager")
+
+
+def paged():
+    """A step of three sequences as FlashAttention 3 of vLLM gets it."""
+    q, pages, ends = tensor(6, 4, 16), tensor(4096, 32, 2, 16), tensor(4, dtype=I32)
+    return made("_vllm_fa3_C::fwd", q, pages, pages, ends, tensor(3, dtype=I32), tensor(3, 8, dtype=I32))
+
+
+def ragged():
+    """The same step as aiter of SGLang gets it, with a list of 32 pages for each of 64 sequences."""
+    q, pages, ends, listed = tensor(6, 4, 16), tensor(4096, 1, 2, 16), tensor(4, dtype=I32), tensor(2048, dtype=I32)
+    work, last = tensor(9, dtype="unsigned char"), tensor(64, dtype=I32)
+    return made("sglang_profiler::attention_paged_attention_ragged_7", q, work, q, pages, pages, ends, listed, last)
+
+
+def of_tokens():
+    q, cache, ends = tensor(6, 4, 16), tensor(4096, 2, 16), tensor(4, dtype=I32)
+    return made("aiter::mha_batch_prefill", q, cache, cache, ends, ends, tensor(80, dtype=I32), scalar(4), scalar(32))
+
+
+def test_which_device_a_trace_is_of(tmp_path):
+    replay, database = fixture("plain-decode", "replay"), tmp_path / "database"
+    with pytest.raises(OpAtlasError, match="NVIDIA_H200, not of --device NVIDIA_A100"):
+        ingest(profiling_path=replay, device="NVIDIA_A100", database_path=database)
+    assert ingest(profiling_path=replay, device="NVIDIA_H200", database_path=database).status == 0
+    # One that names none has any, and must name one only where the database's folder follows from it.
+    unnamed = write(tmp_path / "a.trace.json", kernel(1, 10))
+    with pytest.raises(OpAtlasError, match="names no GPU"):
+        ingest(profiling_path=unnamed)
+    assert captured_gpu([unnamed], may_be_unknown=True) == (None, None)
+    result = ingest(profiling_path=write(tmp_path / "b.trace.json"), database_path=tmp_path / "other")
+    assert (result.status, "no kernels" in result.problems[0]) == (1, True)
+
+
+def test_attention_without_lengths_says_so_and_is_not_replayed():
+    ends = tensor(4, dtype=I32)
+    packed = made("flash_attn::_flash_attn_varlen_forward", tensor(6, 4, 16), *[tensor(6, 2, 16)] * 2, ends, ends)
+    assert paged().cells[INPUT_SHAPES].startswith("6,4,16;24,32,32;24,32,32;;2048,2048;3;3;")
+    assert packed.cells[INPUT_SHAPES].startswith("6,4,16;6,2,16;6,2,16;;2048,2048;3;3;")
+    for row in (ragged(), of_tokens()):
+        assert row.cells[INPUT_SHAPES].startswith("6,4,16;96,1,32;96,1,32;;2048,2048;3;3;;;;;;;;3,32;")
+    for row in (paged(), packed, ragged(), of_tokens()):
+        assert WITHOUT_LENGTHS in row.cells.items()
+        with pytest.raises(Unsupported):
+            expect_replay(row)
+
+
+def test_given_lengths_fill_the_rows_of_such_a_batch():
+    row = paged()
+    key = row_key(row.cells)
+    cells = batch_cells(key, read_sequences("2x1@40+4@64"))
+    assert [cells[name] for name in RUNTIME_IN_SIGNATURE] == ["1,2,6", "40,40,64", "4", "2", "3", "TND", "32"]
+    for each in (row, ragged(), of_tokens()):
+        batch = read_sequences("2x1@40+4@64" if each is row else "2x1@30+4@32")
+        expect_replay(replace(each, cells={**each.cells, **batch_cells(row_key(each.cells), batch)}))
+    # Another number of sequences, another number of queries.
+    assert batch_cells(key, read_sequences("6x1@40")) is None
+    assert batch_cells(key, read_sequences("3x1@40")) is None
+
+
+@pytest.mark.parametrize(
+    ("step", "keys", "known"),
+    [
+        ("execute_6_context_1(sq4sk64sqsq16sqsk256)_generation_2(sq2sk80sqsq2sqsk80) #1", "40,40,64", "mean-lengths"),
+        ("execute_6_context_3(sq6sk6sqsq12sqsk12)_generation_0(sq0sk0sqsq0sqsk0) #1", "2,2,2", "complete"),
+        ("execute_6_context_1(sq5sk64sqsq25sqsk320)_generation_0(sq0sk0sqsq0sqsk0) #1", "64,1", ""),
+        ("execute_context_1(5_25)_generation_1(1) #1", "", ""),
+    ],
+)
+def test_a_steps_name_has_the_lengths_of_its_attention(step, keys, known):
+    row = with_lengths_of_step(paged(), ["step[DECODE bs=3]", step])
+    assert row.cells.get(KV_VALUES, "") == (keys if known else "")
+    assert row.cells[COMPLETENESS] == (known or "no-lengths")
+    if known:
+        expect_replay(row)

@@ -90,6 +90,7 @@ def record(folder: Path, name: str, model: Callable[[Tensor], object], x: Tensor
 def main(folder: Path) -> None:
     import transformers
 
+    folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
     layers = nn.Sequential(Layer(), Layer()).to("cuda", torch.bfloat16)
     for name, shape in (("plain-prefill", (1, 512, 1024)), ("plain-decode", (32, 1, 1024))):

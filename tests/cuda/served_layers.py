@@ -19,6 +19,8 @@ from tests.cuda.record_traces import record
 
 WIDTH, HEADS, KEY_HEADS, HEAD, INNER, WORDS = 5120, 64, 8, 128, 25600, 151936
 LAYERS, PAGE, SEQUENCES, KEYS, PROMPT = 4, 128, 64, 4096, 2048
+#: Lines of the table of cos and sin: max_position_embeddings.
+POSITIONS = 40960
 #: Pages of the cache, in decode as many as an engine has for all its sequences.
 PAGES = {"decode": 12288, "prefill": PROMPT // PAGE * 4}
 
@@ -136,7 +138,7 @@ class Layers:
     def __init__(self, phase: str) -> None:
         self.is_decode = phase == "decode"
         self.tokens = SEQUENCES if self.is_decode else PROMPT
-        self.table = _weight(KEYS, HEAD)
+        self.table = _weight(POSITIONS, HEAD)
         self.words, self.last_norm = _weight(WORDS, WIDTH), _weight(WIDTH)
         names = {"qkv": (HEADS + 2 * KEY_HEADS) * HEAD, "gate_up": 2 * INNER}
         self.layers = [
@@ -197,6 +199,7 @@ def _weight(*sizes: int) -> Tensor:
 
 
 def main(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
     libraries = define_operators()
     for phase in PAGES:

@@ -11,7 +11,6 @@ X7   a prune that is cut off, and done again, keeps the row once
 X8   of two durations of one run the later counts, and the other is told
 X9   what a judged kernel got moves with its status
 X10  pooled runs stay pooled when the CSVs are made again
-X11  a clock that was ahead counts as ahead for ever
 X12  a new run starts after all others, and the start decides
 X13  the time decides between two workers, not their names
 X14  crashes of two machines add up
@@ -247,23 +246,6 @@ def test_pooled_runs_stay_pooled_when_the_csvs_are_made_again(database: Database
     session(database, record(1, 50.0, run="20251201T120000-aaaaaa"))
     before = csvs(database)
     assert row_of(database)[AVERAGE] == "50.0000"
-    restored(database)
-    assert csvs(database) == before
-
-
-def test_a_clock_that_was_ahead_counts_as_ahead_for_ever(
-    database: Database, other: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = time.time()
-    session(database, record(1, 1.0, run="right"))
-    manifest(database, "right", now - 60)
-    session(other, record(1, 2.0, run="ahead"))
-    manifest(other, "ahead", now + 7200)
-    joined(database, other)
-    assert row_of(database)[AVERAGE] == "1.0000"
-    before = csvs(database)
-    monkeypatch.setattr("time.time", lambda: now + 86_400)
-    joined(database, other)
     restored(database)
     assert csvs(database) == before
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import captures
-from decode_timelines import MOE_LAYER, collective, decode_steps, launches_of, write_timeline
+from decode_timelines import MOE_LAYER, collective, decode_steps, launches_of
 
 from opatlas.ask.checks import CHECKS
 from opatlas.ask.checks.check import CheckedDatabase, split_findings
@@ -328,14 +328,6 @@ def _timeline(data: bytes, folder: Path) -> None:
     expect(found["upper_bound"]["kernels"] <= found["kernels"], "more kernels in stretches than there are")
 
 
-def _module_map(data: bytes, folder: Path) -> None:
-    path = folder / "map.yaml"
-    path.write_bytes(data)
-    capture = write_timeline(folder / "kernel_details.csv", decode_steps(layers=2, steps=1))
-    status, _, errors = command("diagnose", capture, "--superkernel", "--module-map", path)
-    expect(status == 0 or str(path) in errors, f"exit status {status}, {errors}")
-
-
 _OF_CAPTURES = (b"MatMulV3", b"Type", b"OP Type", b"Duration(us)", b"Context ID", b"Input Shapes", b"DT_BF16", b"16,64")
 _OF_SAMPLES = (b"durations_us", b"counters", b"replaced", b"sources", b"cells", b"finished_at")
 _OF_RECORDS = (
@@ -370,5 +362,4 @@ COMMANDS = (
     Target("checks", "every check looks at a table with any cells", _checked_tables, _checks, _OF_CHECKS),
     Target("diagnosis", "no launch lost, none loses more than it takes", _diagnosed, _diagnosis, _OF_TIMES),
     Target("timeline", "nested counts, nothing saved but gaps", _timelines, _timeline, _OF_TIMES),
-    Target("module-map", "maps are read, or named", lambda: [b'"*Norm": attention\nGroupedMatmul: moe\n'], _module_map),
 )

@@ -139,7 +139,7 @@ class MetaDevice:
     def synchronize(self) -> None:
         pass
 
-    def flush_cache(self, touched: Any = None) -> None:
+    def flush_cache(self) -> None:
         pass
 
 

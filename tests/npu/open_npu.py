@@ -18,8 +18,6 @@ from opatlas.errors import OpAtlasError
 from opatlas.row.errors import ReplayError
 from opatlas.run.devices.device import DeviceSpec, kind_named, open_device
 from opatlas.run.instruments.instrument import MeasureSettings, StopRule
-from opatlas.run.instruments.npu_profilers import profiling
-from opatlas.run.msprof_sessions import METRICS
 
 SPEC = DeviceSpec("npu", 3, pinned=(kind_named("npu").visible, "3"), name="ATLAS_800_A3_752T_128G_DIE")
 CALLS = (
@@ -63,8 +61,6 @@ def main() -> None:
         "durations_us": samples.durations_us,
         "kernels": {str(call): found(device, call) for call in CALLS},
         "offered": list(kind_named("npu").instruments),
-        # The real profiler takes these arguments; it cannot start without CANN.
-        "profilers": [type(profiling("unused", metrics)).__name__ for metrics in METRICS],
     }
     print(json.dumps(said))
 

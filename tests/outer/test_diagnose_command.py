@@ -266,9 +266,7 @@ def test_a_change_shows_verdicts_and_counters_side_by_side(
         (["--against", ".", "--output", "out"], "--output"),
         (["--peaks", "ATLAS_800_A2"], "ATLAS_800_A2_313T_64G"),
         (["--row", "0"], "--row"),
-        (["--phase", "decode"], "--superkernel"),
         (["--superkernel", "--row", "1"], "--row"),
-        (["--superkernel", "--phase", "decode", "--against", "."], "--phase"),
         (["--superkernel", "--against", "nowhere"], "nowhere"),
     ],
 )

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.outer.superkernel.advice import advise
-from opatlas.outer.superkernel.command import read_timeline
 from opatlas.outer.superkernel.scopes import CutReason, ScopeAnalysis, ScopeGain, ScopeVerdict, analyse
-from opatlas.outer.superkernel.structure import Module, ScopeKind, StepPhase, StepSource, read_module_map
+from opatlas.outer.superkernel.scopes_command import read_timeline
+from opatlas.outer.superkernel.structure import Module, ScopeKind, StepPhase, StepSource
 
 REAL = Path(__file__).parents[3] / "shared/data/ascend_profiler"
 LAYER = len(QWEN3_LAYER)
@@ -164,27 +164,24 @@ def test_a_concurrent_kernel_splits_nothing_unless_others_wait_for_it(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("change", "phase", "word"),
+    ("change", "word"),
     [
-        (lambda kernels: replaced(kernels, 7, kernel_type="FlashAttentionScoreGrad"), None, "training"),
-        (lambda kernels: replaced(kernels, 7, kernel_type="PromptFlashAttention"), None, "prefill"),
+        (lambda kernels: replaced(kernels, 7, kernel_type="FlashAttentionScoreGrad"), "training"),
+        (lambda kernels: replaced(kernels, 7, kernel_type="PromptFlashAttention"), "prefill"),
         (
             lambda kernels: replaced(kernels, 7, cells={"Input Shapes": '"4096,32,128;9,1;9,1;;9,9;3;3"'}),
-            None,
             "prefill",
         ),
-        (lambda kernels: kernels, StepPhase.PREFILL, "prefill"),
-        (lambda kernels: kernels[:1], None, "one kernel"),
+        (lambda kernels: kernels[:1], "one kernel"),
     ],
-    ids=["training", "prefill", "tokens", "given phase", "one kernel"],
+    ids=["training", "prefill", "tokens", "one kernel"],
 )
 def test_a_capture_of_something_else_is_refused(
     tmp_path: Path,
     change: Callable[[list[TimelineKernel]], list[TimelineKernel]],
-    phase: StepPhase | None,
     word: str,
 ) -> None:
-    analysis = analysis_of(tmp_path, change(decode_steps(layers=8, steps=3)), phase=phase)
+    analysis = analysis_of(tmp_path, change(decode_steps(layers=8, steps=3)))
     assert [refusal.partition(":")[0] for refusal in analysis.refusals] == [word]
     assert {gain.verdict for gain in analysis.scopes} == {ScopeVerdict.REFUSED}
     assert advise(analysis).order == ()
@@ -294,15 +291,6 @@ def test_the_plan_from_the_top_halves_the_layers_and_families_have_their_source(
     assert "guide" in advice.families["LLaMA"].told
     experts = advise(analysis_of(tmp_path, decode_steps(layers=4, steps=2, layer=MOE_LAYER)))
     assert list(experts.families) == ["DeepSeek-V3", "Qwen"]
-
-
-def test_a_module_map_finds_modules_by_names_and_types(tmp_path: Path) -> None:
-    path = tmp_path / "map.yaml"
-    path.write_text('"*Norm": attention\n"SwiGlu_*": ffn\n')
-    analysis = analysis_of(tmp_path, decode_steps(layers=8, steps=3), module_of=read_module_map(path))
-    # The second normalization of a layer belongs to the attention, and the kernels after SwiGlu to the feed-forward.
-    assert scope_of(analysis, ScopeKind.ATTENTION).kernels == 8 * 11
-    assert scope_of(analysis, ScopeKind.FFN).kernels == 8 * 3
 
 
 def test_a_path_without_one_timeline_is_refused(tmp_path: Path) -> None:

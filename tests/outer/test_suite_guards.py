@@ -112,8 +112,17 @@ def test_a_wrong_kernel_has_its_class(name: str, runner: Runner, tmp_path: Path)
             "kernel = torch.as_strided_copy\n",
             False,
         ),
+        (
+            "native_layer_norm_backward__default",
+            (
+                "((T([4, 8], f32), T([4, 8], f32), [8], T([4, 1], f32), T([4, 1], f32), T([8], f32), T([8], f32), "
+                "[False, True, False]), {})"
+            ),
+            "def kernel(g, x, _, mean, rstd, *rest):\n    return None, (g * (x - mean) * rstd).sum(0), None\n",
+            False,
+        ),
     ],
-    ids=["functional", "integers", "set-up", "derived", "in place", "all NaN", "offset in storage"],
+    ids=["functional", "integers", "set-up", "derived", "in place", "all NaN", "offset in storage", "left-out results"],
 )
 def test_an_honest_kernel_passes(
     kernel_type: str, arguments: str, text: str, is_functional: bool, runner: Runner, tmp_path: Path

@@ -10,7 +10,7 @@ import pytest
 from decode_timelines import QWEN3_LAYER, TimelineKernel, decode_steps, write_timeline
 
 from opatlas.cli.main import main
-from opatlas.outer.superkernel.command import steadiness
+from opatlas.outer.superkernel.scopes_command import steadiness
 
 
 def fused(kernels: list[TimelineKernel]) -> list[TimelineKernel]:

@@ -100,32 +100,6 @@ def test_a_profile_that_lost_lines_never_gives_a_wrong_duration(data: st.DataObj
             assert durations_of(row) == rows[number]
 
 
-@given(st.integers(0, 14))
-def test_a_profile_of_one_row_that_lost_its_head_has_the_samples_that_are_left(lost: int) -> None:
-    """torch_npu's profiler may drop the first kernels of its window, the mark of the row among them."""
-    profile = Profile()
-    profile.row(0, [[5.0], [6.0], [7.0]])
-    (found,) = attribute(profile.launches[lost:], [asked(0, 3)])
-    # Set-up and the mark of the row, four launches for each sample (the second is its first mark), and the check.
-    left = [[5.0], [6.0], [7.0]][lost // 4 :]
-    if len(left) < 2:
-        assert isinstance(found, NoSamples)
-        return
-    assert durations_of(found) == left
-    assert bool(found.assumption) == (len(left) < 3)
-
-
-@given(st.data())
-def test_a_profile_of_one_row_that_lost_lines_never_gives_a_wrong_duration(data: st.DataObject) -> None:
-    profile = Profile()
-    profile.row(0, [[5.0], [6.0], [7.0], [8.0]])
-    lost = data.draw(st.sets(st.integers(0, len(profile.launches) - 1), max_size=4))
-    kept = [launch for place, launch in enumerate(profile.launches) if place not in lost]
-    (found,) = attribute(kept, [asked(0, 4)])
-    if isinstance(found, ProfiledSamples):
-        assert all(call in ([5.0], [6.0], [7.0], [8.0]) for call in durations_of(found))
-
-
 def test_another_devices_kernels_do_not_come_between() -> None:
     profile = Profile()
     profile.row(0, [[5.0], [6.0]])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -27,45 +28,42 @@ class Gone(Exception):
 class ThreadDevice:
     """A RemoteDevice that is a thread and runs a function for a job."""
 
-    def __init__(self, name: str, behave: Callable[[Job], None] = lambda job: None, seconds: float = 0.001) -> None:
+    def __init__(self, name: str, behave: Callable[[Job], None] = lambda job: None) -> None:
         self.name = name
         self.opened = 0
         self.killed = 0
-        self.batches: list[list[int]] = []
+        self.ran: list[int] = []
+        #: The jobs that it had at once.
+        self.most = 0
         self.silent = False
         self._behave = behave
-        self._seconds = seconds
-        self._stopped = threading.Event()
+        self._waiting = 0
         self._thread = ThreadPoolExecutor(1)
 
     def open(self) -> Future[DeviceAnswer]:
         self.opened += 1
+        self._waiting = 0
         return self._thread.submit(lambda: DeviceAnswer(device=DeviceDescription("Thread", {"host": self.name})))
 
-    def run(self, jobs: Sequence[Job]) -> Future[DeviceAnswer]:
-        self.batches.append([job.id for job in jobs])
-        return self._thread.submit(self._run, jobs)
+    def run(self, job: Job) -> Future[DeviceAnswer]:
+        self._waiting += 1
+        self.most = max(self.most, self._waiting)
+        return self._thread.submit(self._run, job)
 
-    def _run(self, jobs: Sequence[Job]) -> DeviceAnswer:
-        outcomes = []
-        for job in jobs:
-            if self._stopped.is_set():
-                break
-            try:
-                self._behave(job)
-            except Gone as gone:
-                return DeviceAnswer(outcomes, 0.001, gone=str(gone))
-            outcomes.append((job.id, RowOutcome(Status.FAILED, f"{self.name} {job.kernel_type}")))
-        return DeviceAnswer(outcomes, self._seconds * len(outcomes))
+    def _run(self, job: Job) -> DeviceAnswer:
+        try:
+            self._behave(job)
+        except Gone as gone:
+            return DeviceAnswer(gone=str(gone))
+        self.ran.append(job.id)
+        self._waiting -= 1
+        return DeviceAnswer(RowOutcome(Status.FAILED, f"{self.name} {job.kernel_type}"))
 
     def beat(self) -> Future[str]:
         answer: Future[str] = Future()
         if not self.silent:
             answer.set_result("")
         return answer
-
-    def stop(self) -> None:
-        self._stopped.set()
 
     def kill(self) -> None:
         self.killed += 1
@@ -105,22 +103,23 @@ class Session:
         self.dealer.close()
 
 
-def test_all_devices_work_each_job_runs_once_and_short_ones_come_in_batches() -> None:
-    devices = [ThreadDevice(name) for name in "abc"]
+def test_all_devices_work_each_job_runs_once_and_a_short_one_waits_at_its_device() -> None:
+    devices = [ThreadDevice(name, lambda each: time.sleep(0.001)) for name in "abc"]
     session = Session(devices, 300)
     session.run_all()
-    ran = [number for device in devices for batch in device.batches for number in batch]
+    ran = [number for device in devices for number in device.ran]
     assert sorted(ran) == sorted(session.outcomes) == [each.id for each in session.jobs]
     assert session.hosts == {"a", "b", "c"}
-    assert max(len(batch) for device in devices for batch in device.batches) > 10
+    assert max(device.most for device in devices) == 2
     assert all(device.killed for device in devices)
 
 
-def test_jobs_that_take_longer_than_a_batch_wait_at_no_device() -> None:
-    device = ThreadDevice("slow", seconds=10.0)
+def test_where_jobs_take_long_none_waits_at_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dealer, "_SHORT_S", 0.0)
+    device = ThreadDevice("slow")
     session = Session([device], 4)
     session.run_all()
-    assert [len(batch) for batch in device.batches] == [1, 1, 1, 1]
+    assert device.most == 1
     assert len(session.outcomes) == 4
 
 
@@ -200,15 +199,14 @@ def row_of_three(number: int) -> str:
     return f"row {number % 7}"
 
 
-@pytest.mark.parametrize("seconds", [0.001, 0.2, 10.0], ids=["short", "long", "longer than a batch"])
-def test_the_implementations_of_a_row_run_on_one_device_in_any_order(seconds: float) -> None:
+def test_the_implementations_of_a_row_run_on_one_device_in_any_order() -> None:
     all_begin = threading.Barrier(3)
 
     def first_waits(each: Job) -> None:
         if each.kernel_type in ("Toy0", "Toy1", "Toy2"):
             all_begin.wait(60)
 
-    devices = [ThreadDevice(name, first_waits, seconds) for name in "abc"]
+    devices = [ThreadDevice(name, first_waits) for name in "abc"]
     session = Session(devices, 21, row_of_three)
     session.run_all()
     assert sorted(session.outcomes) == [each.id for each in session.jobs]

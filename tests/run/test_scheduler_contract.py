@@ -111,12 +111,12 @@ class ThreadDevice:
     def open(self) -> Future[DeviceAnswer]:
         return self._thread.submit(lambda: DeviceAnswer(device=self._toy.describe()))
 
-    def run(self, jobs: Sequence[Job]) -> Future[DeviceAnswer]:
-        return self._thread.submit(self._run, jobs)
+    def run(self, job: Job) -> Future[DeviceAnswer]:
+        return self._thread.submit(self._run, job)
 
-    def _run(self, jobs: Sequence[Job]) -> DeviceAnswer:
+    def _run(self, job: Job) -> DeviceAnswer:
         try:
-            answer = DeviceAnswer([(each.id, self._toy.run(each)) for each in jobs], seconds=1.0 * len(jobs))
+            answer = DeviceAnswer(self._toy.run(job))
         except DeviceGone as gone:
             answer = DeviceAnswer(gone=str(gone))
         found: DeviceAnswer = decode(encode(answer), DeviceAnswer)
@@ -126,9 +126,6 @@ class ThreadDevice:
         answer: Future[str] = Future()
         answer.set_result("")
         return answer
-
-    def stop(self) -> None:
-        """Each call is of one job."""
 
     def kill(self) -> None:
         """The thread has nothing to end."""

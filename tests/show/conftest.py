@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from browser import chromium, missing
-from decode_timelines import decode_steps, write_timeline
 
 import opatlas
 from opatlas.show.site.pages import write_site
@@ -30,10 +29,7 @@ def start(database: Path) -> Path:
         # The cache of fitted models lies in the user's folder otherwise.
         patch.setenv("XDG_CACHE_HOME", str(database.parents[3] / "cache"))
         cost = opatlas.open(database).model("Qwen/Qwen3-32B", batch=8, context=512)
-    kernels = decode_steps(layers=4, steps=2)
-    kernels[5] = kernels[5].of(kernel_type=HOSTILE, core="AI_CPU")
-    capture = write_timeline(database.parents[3] / "kernel_details.csv", kernels)
-    site = write_site(database, database.parents[3] / "site", against=str(other), costs=[cost], capture=capture)
+    site = write_site(database, database.parents[3] / "site", against=str(other), costs=[cost])
     assert all(HOSTILE in problem for problem in site.problems)
     return site.start
 

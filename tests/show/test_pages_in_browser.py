@@ -188,18 +188,6 @@ def test_collectives_and_models(visit: Callable[..., Visit]) -> None:
     assert "MatMulV2" in page.locator("main table").inner_text()
 
 
-def test_scopes_of_a_capture(visit: Callable[..., Visit]) -> None:
-    visited = visit(locale="zh-CN")
-    page = visited.show("#/superkernel")
-    page.wait_for_selector(".plot[data-drawn='4']")
-    scopes, cuts = page.locator("main table").all_inner_texts()
-    assert [line.split("\t")[0] for line in scopes.splitlines()[1:]] == ["注意力", "前馈网络", "单层", "全部层"]
-    assert HOSTILE in cuts
-    words = [*page.locator("main th").all_inner_texts(), *page.locator("main dt").all_inner_texts()]
-    assert [word for word in words if not any("\u4e00" <= letter <= "\u9fff" for letter in word)] == []
-    assert "superkernel_scope" in page.locator("main pre").inner_text()
-
-
 def test_languages_and_colours_follow_the_reader(visit: Callable[..., Visit]) -> None:
     visited = visit(locale="zh-CN", color_scheme="dark")
     page = visited.show("#/type/MatMulV2")

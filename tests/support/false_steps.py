@@ -1,6 +1,6 @@
 """How often `opatlas history` lists rows without a step, and how often it finds planted ones, by simulation.
 
-`python -m tests.support.false_steps` prints the tables of docs/compare.md, and more lines.
+`python -m tests.support.false_steps` prints the figures of docs/compare.md, and more lines.
 """
 
 from __future__ import annotations

@@ -85,13 +85,13 @@ def implementations_page(root: Path = ROOT) -> str:
 
 
 def as_coverage() -> str:
-    """A line for each implementation, with the kernel types that it marks: those that were checked, and the others."""
+    """A line for each implementation, with the kernel types that were checked, and the others that it marks."""
     proofs = read_implementation_proofs()
     # AddAiCore is Add by another name.
     types = {base_type(each) for found in shipped().values() for each in found.sources} & set(replays_of_bench())
     rows = []
     for name, found in shipped().items():
-        checked = types & set(proofs.get(name, {}))
+        checked = set(proofs.get(name, {})) & set(replays_of_bench())
         others = sorted(each for each in types - checked if found.implements(each))
         rows.append((name, ", ".join(sorted(checked)), "any other" if found.wrap else ", ".join(others)))
     return _table(("implementation", "checked on a GPU", "not run"), rows)

@@ -20,8 +20,7 @@ import torch
 from opatlas.run.devices.cpu import CpuDevice
 from opatlas.run.devices.device import DeviceDescription, DeviceSpec
 from opatlas.run.devices.device_lock import DeviceLock
-from opatlas.run.instruments.instrument import MeasureSettings
-from opatlas.run.instruments.npu_profilers import MarkedLaunches
+from opatlas.run.instruments.instrument import MarkedLaunches, MeasureSettings
 from opatlas.run.job import Job
 from opatlas.run.kernel_call import OperatorMode
 from opatlas.run.runner import Runner

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -209,6 +209,20 @@ def test_each_call_is_a_row_that_can_be_replayed(
         )
         function(**arguments)
         assert len(calls) == 1, call
+
+
+@pytest.mark.parametrize(
+    ("scales", "quantization", "axes"),
+    [("", ["DynamicQuant"], [1, 1]), ("blocks", ["DynamicBlockQuant"], [2, 2]), ("per_tensor", [], [1])],
+)
+def test_products_in_fp8_have_the_scales_of_the_checkpoint(
+    scales: Any, quantization: list[str], axes: list[int]
+) -> None:
+    calls = model_calls(replace(QWEN3_32B, scales=scales), batch=2, context=256, dtype="FLOAT8_E4M3FN")
+    quantized = dict.fromkeys(call.kernel_type for call in calls if "Quant" in call.kernel_type)
+    assert list(quantized) == [*quantization, "QuantBatchMatmulV3"]
+    (product,) = (call for call in calls if call.part == "qkv")
+    assert [shape.count(",") + 1 for shape in product.cells["Input Shapes"].split(";")[2:]] == axes
 
 
 @pytest.mark.parametrize("tp", [1, 2, 8])

@@ -327,7 +327,7 @@ def test_modelopt_describes_weights_in_a_file_of_its_own(tmp_path: Path) -> None
         json.dumps({"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["o_proj"]}})
     )
     found = read(tmp_path, "llama", **SIZES)
-    assert (found.dtype, found.cache_dtype) == ("FLOAT8_E4M3FN",) * 2
+    assert (found.dtype, found.cache_dtype, found.scales) == ("FLOAT8_E4M3FN", "FLOAT8_E4M3FN", "per_tensor")
 
 
 #: Files of models whose calls are not known, and words of the error.

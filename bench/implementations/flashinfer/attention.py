@@ -14,6 +14,7 @@ from torch import Tensor
 from opatlas import Prepared, implements
 
 from .._calls import (
+    FP8,
     HALF,
     HEADS,
     Attention,
@@ -47,7 +48,8 @@ def attention(call: Attention) -> Prepared:
     """Packed sequences, sequences in pages, or absorbed latent attention in pages."""
     query, key, value = call.query, call.key, call.value
     expect_dtype(HALF, query=query)
-    expect_dtype((query.dtype,), key=key, value=value)
+    expect_dtype((query.dtype, *FP8), key=key)
+    expect_dtype((key.dtype,), value=value)
     if call.block_table is None:
         return _packed(call, *_with_rope(query, call.query_rope, key, call.key_rope))
     pages = _Pages(call.block_table, call.actual_seq_lengths_kv, call.block_size)

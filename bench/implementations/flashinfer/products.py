@@ -15,12 +15,11 @@ from torch import Tensor
 
 from opatlas import Prepared, Unsupported, implements
 
-from .._calls import HALF, REAL, Gating, GroupedProduct, QuantizedProduct, launched, takes, without_beta
+from .._calls import FP8, HALF, REAL, Gating, GroupedProduct, QuantizedProduct, launched, takes, without_beta
 from . import SUPPORT, expect, expect_dtype, workspace
 
 #: Elements of a row that fit into shared memory in float32, with room for partial sums.
 _LARGEST_ROW = 56 << 10
-_FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 #: cuBLAS takes rows and columns in FP8 that are multiples of this.
 _ALIGNED = 16
 
@@ -90,7 +89,7 @@ def softmax(x: Tensor, dim: int) -> Prepared:
 def quant_matmul(call: QuantizedProduct) -> Prepared:
     """Calls cuBLAS."""
     x1, x2, scale, dtype = call.x1, call.x2, call.scale, call.output_dtype
-    expect_dtype(_FP8, x1=x1, x2=x2)
+    expect_dtype(FP8, x1=x1, x2=x2)
     expect(torch.float8_e4m3fn in (x1.dtype, x2.dtype), "both operands in E5M2", "one operand in E4M3 at least")
     expect(scale.numel() == 1 and call.pertoken_scale is None, "scales of rows or columns", "one scale for all")
     expect(call.bias is None and call.offset is None, "a bias or an offset", "products without an addend")

@@ -77,9 +77,10 @@ def fused_infer_attention_score(
         else:
             positions = stretches([actual_seq_lengths_kv[i] - kv_length for i in members], kv_length, query.device)
             stored = partial(_pack, positions=positions)
-        k = stored(key) if key_rope is None else torch.cat([stored(key), stored(key_rope)], dim=-1)
+        # A cache may be in FP8.
+        k = stored(key).to(q.dtype) if key_rope is None else torch.cat([stored(key), stored(key_rope)], dim=-1)
         # In absorbed latent attention the values are the first numbers of the keys.
-        v = k if value is key else stored(value)
+        v = k if value is key else stored(value).to(q.dtype)
         if softmax_lse_flag:
             result, sums = attend_with_lse(q, k, v, scale=scale, causal=sparse_mode == 3)
             lse[rows] = sums.transpose(1, 2)[..., None].to(lse.dtype)

@@ -15,7 +15,6 @@ from opatlas.run.inputs.shape_rules import SCALE_BLOCK, blocks
 
 from .._calls import real_scale
 
-FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 #: The tensor cores multiply matrices of so many rows and columns, or multiples.
 _ALIGNED = 16
 _ADA, _HOPPER = (8, 9), (9, 0)
@@ -61,7 +60,8 @@ def scaled_product(
         token = real_scale(token, converted)
     if not one_scale:
         token, of_columns = token.unsqueeze(1), of_columns.expand(b.shape[1]).contiguous().unsqueeze(0)
-    return lambda: torch._scaled_mm(a, weight, token, of_columns, bias=bias, out_dtype=dtype, use_fast_accum=False)
+    # Engines let the tensor cores add up products with one scale ("fast accumulation").
+    return lambda: torch._scaled_mm(a, weight, token, of_columns, bias=bias, out_dtype=dtype, use_fast_accum=one_scale)
 
 
 def block_scaled_product(

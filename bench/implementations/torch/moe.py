@@ -10,7 +10,8 @@ from torch.nn import functional
 
 from opatlas import Prepared
 
-from .fp8 import FP8, block_scaled_product, scaled_groups, unscaled_product
+from .._calls import FP8
+from .fp8 import block_scaled_product, scaled_groups, unscaled_product
 from .matmul import linear, may_prepare
 from .norm import swiglu
 from .quantized import dequantize, dynamic_quant, integer_matmul

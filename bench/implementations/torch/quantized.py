@@ -10,7 +10,8 @@ from torch.nn import functional
 
 from opatlas import Prepared
 
-from .fp8 import FP8, block_scaled_product, scaled_product, unscaled_product
+from .._calls import FP8
+from .fp8 import block_scaled_product, scaled_product, unscaled_product
 from .matmul import may_prepare
 
 #: The sum of so many products of INT8 numbers is below 2^24: float32 adds them exactly.

@@ -34,7 +34,7 @@ STANDARD_ERRORS = 3.0
 #: The standard deviation of a run's duration that is assumed where no pooled runs tell it: of instruments that time
 #: kernels on a device, by 1,260 rows of an H200 days apart; and of other clocks, by ten runs on a shared CPU.
 SPREAD_ON_DEVICE, SPREAD_OF_WALL_CLOCK = 0.015, 0.10
-_ON_DEVICE = frozenset({"cupti", "kineto", "msprof", "torch-npu-profiler"})
+_ON_DEVICE = frozenset({"cupti", "kineto", "msprof"})
 #: The median absolute deviation of a normal distribution with standard deviation 1.
 MAD_OF_NORMAL = 0.6745
 #: A difference counts from so many times what controls differ beyond their intervals.

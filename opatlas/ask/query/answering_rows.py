@@ -13,16 +13,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from opatlas.ask.query.question import FORM, Question, machine_floor, measured_half_widths
+from opatlas.ask.query.question import FORM, Question, UsedRow, machine_floor, measured_half_widths
 from opatlas.data.origin import Provenance, are_one_device, joined
 from opatlas.errors import OpAtlasError
 from opatlas.row import columns as col
 from opatlas.row.communication import is_communication
 from opatlas.row.quality import Duration, Floats, Mask, Positions, Source
 from opatlas.row.signature import signatures
-from opatlas.row.slots import SHAPES_OF, normal_words
+from opatlas.row.slots import FP8, SHAPES_OF, normal_words
 from opatlas.row.status import Status
 from opatlas.row.table import Row, RowTable
+from opatlas.text import parse_whole
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -74,6 +75,11 @@ class RowDuration(NamedTuple):
         """The number of machines that measured the row, and their spread as a share; None if the row does not say."""
         return (None, None) if self.is_captured else self.row.table.machines[self.row.position]
 
+    def used(self, distance: float = 0.0) -> UsedRow:
+        """Returns the row as one that an answer comes from, so far from its question."""
+        kernels = parse_whole(self.row.cell(col.MICROBENCH_DEVICE_KERNELS)) or 0
+        return UsedRow(self.row.case_id, self.run_id, self.duration.us, distance, 1 if self.is_captured else kernels)
+
     @property
     def lost(self) -> Status | None:
         """The status of the last run of the row if that did not measure this duration; else None."""
@@ -115,6 +121,12 @@ class AnsweringRows:
 
     def __len__(self) -> int:
         return len(self.found)
+
+    @cached_property
+    def refused(self) -> frozenset[str]:
+        """The signatures of rows without a duration that the implementation does not run."""
+        last = zip(self.table.signatures, self.table.statuses, strict=True)
+        return frozenset(name for name, status in last if status is Status.UNSUPPORTED) - {*self.signatures}
 
     def __iter__(self) -> Iterator[Row]:
         return (each.row for each in self.found)
@@ -280,13 +292,22 @@ class AnsweringRows:
         return [column for column in columns if len({self.words_at(i, column) for i in rows}) > 1]
 
     def has_dtypes(self, cells: Mapping[str, str]) -> bool:
-        """Returns whether some row has the dtypes of these inputs; slots that only one of them has do not count."""
-        asked = normal_words(self.kernel_type, col.INPUT_DTYPES, cells)
-        return any(asked[: len(words)] == words[: len(asked)] for words in self._dtypes)
+        """Returns whether some row has the dtypes of these inputs; slots that only one of them has do not count.
+
+        Of FP8 the scales count: those of blocks have more axes than those of columns.
+        """
+        words = normal_words(self.kernel_type, col.INPUT_DTYPES, cells)
+        asked = words, _scales(words, cells.get(col.INPUT_SHAPES, ""))
+        return any(
+            all(one[: len(other)] == other[: len(one)] for one, other in zip(asked, known, strict=True))
+            for known in self._dtypes
+        )
 
     @cached_property
-    def _dtypes(self) -> frozenset[tuple[str, ...]]:
-        return frozenset(self.words_at(places[0], col.INPUT_DTYPES) for places in self.alike)
+    def _dtypes(self) -> frozenset[tuple[tuple[str, ...], tuple[str, ...]]]:
+        shapes = self.cells(col.INPUT_SHAPES)
+        found = ((self.words_at(places[0], col.INPUT_DTYPES), shapes[places[0]]) for places in self.alike)
+        return frozenset((words, _scales(words, cell)) for words, cell in found)
 
     @cached_property
     def alike(self) -> list[list[int]]:
@@ -323,6 +344,11 @@ class AnsweringRows:
     def _known(self) -> dict[tuple[str, ...], dict[tuple[str, ...], int]]:
         """The places of rows that were asked for, by columns and cells: a look-up without a signature."""
         return {}
+
+
+def _scales(dtypes: Sequence[str], shapes: str) -> tuple[str, ...]:
+    """Returns the axes of the slots after the factors of a product in FP8; nothing of other kernels."""
+    return tuple(_SIZE.sub("0", shapes).rstrip(";").split(";")[2:]) if FP8 & {*dtypes} else ()
 
 
 def _judged(

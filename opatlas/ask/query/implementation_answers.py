@@ -22,7 +22,6 @@ from opatlas.ask.query.question import (
     NoAnswer,
     QueryResult,
     Question,
-    UsedRow,
     interval_of,
     leads,
     machine_floor,
@@ -145,7 +144,10 @@ class ImplementationAnswers:
         if position is not None:
             return self._measured(rows, position)
         stored = rows.left_out.get(own)
-        (prediction,) = self.predictor(kernel_type, name).predict([cells], with_rows=True)
+        if own in rows.refused:
+            raise NoAnswer(f"{kernel_type}: {rows.label} does not take this row")
+        predictor = self.predictor(kernel_type, name)
+        (prediction,) = predictor.predict([cells], with_rows=True)
         if prediction is None:
             raise NoAnswer(
                 f"{kernel_type}: {_why(stored)}"
@@ -155,6 +157,8 @@ class ImplementationAnswers:
             )
         has_dtypes = is_communication(kernel_type) or rows.has_dtypes(cells)
         other = "" if has_dtypes else "no row has these dtypes"
+        other_load = bool(cells.get(col.EXPERT_LOAD)) and not predictor.has_alike(cells)
+        of_load = "few rows have this load: from others too" if other_load else ""
         unknown = UNKNOWN_COMPOSITION if rows.common["composed"] is None else ""
         why = _why(stored) if stored else prediction.note
         return QueryResult(
@@ -164,8 +168,9 @@ class ImplementationAnswers:
             kernel_type,
             rows.label,
             prediction.rows,
-            note="; ".join(filter(None, (why, other, note, unknown))),
+            note="; ".join(filter(None, (why, other, of_load, note, unknown))),
             other_dtypes=not has_dtypes,
+            other_load=other_load,
             rivals=() if stored is None else (self._of_row(rows, stored),),
             **rows.common,
         )
@@ -200,7 +205,7 @@ class ImplementationAnswers:
             How.MEASURED,
             rows.kernel_type,
             rows.label if is_own else default_name(device_kind(stored.device)),
-            (UsedRow(stored.row.case_id, stored.run_id, duration.us),),
+            (stored.used(),),
             device=stored.device,
             cache=duration.cache,
             instrument=stored.instrument,

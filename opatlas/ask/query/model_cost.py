@@ -25,6 +25,7 @@ from opatlas.errors import OpAtlasError
 from opatlas.files import read_safely
 from opatlas.row.columns import DTYPE, EXPERT_LOAD, MESSAGE_BYTES, NUM_DEVICES
 from opatlas.row.communication import BY_KERNEL_TYPE
+from opatlas.row.quality import Source
 from opatlas.row.roofline import AchievedRates, achieved_rates, device_peak, tensor_bytes
 from opatlas.row.slots import row_slots
 from opatlas.theory.model_calls import ModelCall
@@ -68,8 +69,9 @@ class PartCost:
         roofline: the share of what the device's data sheet allows; None if unknown.
         tera_ops: the operations of products and of attention, in 10^12 a second; None if unknown.
         reason: why the duration is missing; "" if it is not.
-        expert_load: of a grouped product with random routing the load of the row that answers: "random", or "equal"
-            where no such row is stored; else "".
+        kernels: the device kernels of a call, of a predicted one those of the nearest row; 1 where rows do not say.
+        expert_load: of a grouped product with random routing the load of the rows that answer: "random", or "equal"
+            where too few have that; else "".
     """
 
     part: str
@@ -91,6 +93,7 @@ class PartCost:
     roofline: float | None = None
     tera_ops: float | None = None
     reason: str = ""
+    kernels: int = 1
     expert_load: str = ""
 
     @property
@@ -147,8 +150,8 @@ class ModelCost:
         return self.us - hypot(*below.values()), self.us + hypot(*above.values())
 
     @property
-    def in_graph(self) -> StepTime | None:
-        """The time of the step where a graph launches it; None on a device without measured steps."""
+    def time(self) -> StepTime | None:
+        """The time of the step, launched by a graph or eagerly; None on a device without measured steps."""
         return step_time(self)
 
     @property
@@ -156,13 +159,13 @@ class ModelCost:
         """The tokens that one replica computes in a second, if steps follow each other without gaps; see `missing`.
 
         None if a part is missing. All stages have a batch each, and the largest one decides. Where the time of a step
-        in a graph is known, that counts, and not the sum.
+        is known, that counts, and not the sum.
         """
         if self.missing or not self.us:
             return None
         largest = -(-self.layers // self.step.pp) / self.layers
         us = self.us - self.us_in_layers * (1 - largest)
-        us *= (self.in_graph or self).us / self.us
+        us *= (self.time or self).us / self.us
         return sum(group.n * group.queries for group in self.step.groups()) / us * 1e6
 
     @property
@@ -252,13 +255,19 @@ def _part_cost(layouts: tuple[ModelCall, ModelCall], answers: ImplementationAnsw
     )
     found = answer_call(layouts, answers, stack)
     load = call.cells.get(EXPERT_LOAD, "")
-    # Of another load only a row itself answers: predictions know too few.
-    if call.nearest and (found is None or found[1].other_dtypes or (load and found[1].how is not How.MEASURED)):
+    if load and (found is None or found[1].other_load):
+        # A captured row has the load of the tokens that were captured.
+        plain, in_nz = (replace(each, cells={**each.cells, EXPERT_LOAD: ""}) for each in layouts)
+        captured = answer_call((plain, in_nz), answers, stack)
+        if captured and captured[1].how is How.MEASURED and captured[1].source == Source.CAPTURED.value:
+            found, load = captured, Source.CAPTURED.value
+    if call.nearest and (found is None or found[1].other_dtypes or found[1].other_load):
         plain, in_nz = (replace(each, cells=each.nearest) for each in layouts)
         found, load = answer_call((plain, in_nz), answers, stack), load and "equal"
         found = found and (found[0], replace(found[1], other_dtypes=found[1].other_dtypes or not load))
     if found is None:
-        return replace(part, reason=_reason(call, answers, stack))
+        instead = call.instead and _part_cost((call.instead, call.instead), answers, stack)
+        return instead if instead and instead.how != MISSING else replace(part, reason=_reason(call, answers, stack))
     chosen, answer = found
     rates = _rates(chosen, answer)
     return replace(
@@ -268,6 +277,7 @@ def _part_cost(layouts: tuple[ModelCall, ModelCall], answers: ImplementationAnsw
         signature=chosen.signature(),
         roofline=rates.share if rates is not None else None,
         tera_ops=rates.tera_ops if rates is not None else None,
+        kernels=answer.rows[0].kernels or 1 if answer.rows else 1,
         expert_load=load,
         **{name: getattr(answer, name) for name in _OF_ANSWER},
     )

@@ -152,6 +152,11 @@ class Predictor:
         with _one_blas_thread():
             return self.model.correlations(known, self.model.predict(known))
 
+    def has_alike(self, cells: Mapping[str, str]) -> bool:
+        """Returns whether as many rows as a model needs have the slots, dtypes and Expert Load of a row."""
+        asked = self._features_of(cells)
+        return asked is not None and sum(each.regime == asked.regime for each in self._features) >= LEAST_ROWS
+
     def _features_of(self, cells: Mapping[str, str]) -> RowFeatures | None:
         return row_features(self._rows.kernel_type, cells, self._cores)
 
@@ -170,10 +175,7 @@ class Predictor:
 
     def _used(self, nearest: Sequence[int], distance: Sequence[float]) -> tuple[UsedRow, ...]:
         rows = [self._rows.found[self._positions[near]] for near in nearest[:_NAMED]]
-        return tuple(
-            UsedRow(each.row.case_id, each.run_id, each.duration.us, float(far))
-            for each, far in zip(rows, distance[:_NAMED], strict=True)
-        )
+        return tuple(each.used(float(far)) for each, far in zip(rows, distance[:_NAMED], strict=True))
 
     def _guess(self, features: Sequence[RowFeatures]) -> list[Prediction]:
         """Scales the duration of the most similar of few rows by the work; the launch is a part of it."""

@@ -62,12 +62,14 @@ class UsedRow:
         run_id: the run that measured it; "" for a captured duration.
         duration_us: its duration.
         distance: how far the row is from the question; 0 for the row itself.
+        kernels: the device kernels of a call; 0 if unknown.
     """
 
     case_id: str
     run_id: str
     duration_us: float
     distance: float = 0.0
+    kernels: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,7 @@ class QueryResult:
         composed: whether a composition of torch operators ran in place of the one kernel of an NPU; None if the rows do
             not say.
         other_dtypes: whether no row that the duration comes from has the dtypes of the question.
+        other_load: whether too few of the rows that the duration comes from have the Expert Load of the question.
         rivals: the other answers: those of the other implementations, the fastest first, then the capture of a row
             that was also replayed, and durations of the row on other devices.
     """
@@ -111,6 +114,7 @@ class QueryResult:
     composed: bool | None = False
     source: str = ""
     other_dtypes: bool = False
+    other_load: bool = False
     rivals: tuple[QueryResult, ...] = ()
 
     @property

@@ -1,4 +1,4 @@
-"""The time of a step that a graph launches: its calls, and what the graph, their place and the power cap add.
+"""The time of a step: its calls, and what their launch, their place and the power cap add.
 
 `python -m tests.benchmarks.bench_steps` fits the constants on measured steps, and shows how far those that were held
 out are off.
@@ -11,12 +11,16 @@ from dataclasses import dataclass, replace
 from math import hypot
 from typing import TYPE_CHECKING
 
+from opatlas.row.columns import ATTENTION_TYPES
 from opatlas.row.communication import BY_KERNEL_TYPE
 from opatlas.row.quality import Source
 from opatlas.row.roofline import device_peak
 
 if TYPE_CHECKING:
-    from opatlas.ask.query.model_cost import ModelCost
+    from opatlas.ask.query.model_cost import ModelCost, PartCost
+
+#: Words in the names of kernel types of products whose activation an earlier call has just written.
+_PRODUCTS = ("MatMul", "BatchMatmul")
 
 
 @dataclass(frozen=True)
@@ -24,43 +28,63 @@ class StepConstants:
     """What steps of a device add to their calls.
 
     Attributes:
-        gap_us: before each call in a graph.
-        place_us: of a call in a graph, whose input was just written, over a cold one that is launched alone.
+        gap_us: before each kernel in a graph.
+        launch_us: of the host for each kernel, where no graph launches it.
+        norm_us: of a norm whose input was just written, over a cold one that is launched alone.
+        product, attention: the shares by which these are longer in their place.
         message_us: of a collective in a graph.
         busy: the share of the device's peak in operations from which a step runs at the power cap.
-        capped: the share by which its calls are longer then.
-        error: nine of ten steps that were held out are within this share of their prediction.
-        experts_error: the same of steps with mixtures of experts, whose load is not known.
+        capped: the time above that share, at the peak, times this is what it takes longer.
+        error: nine of ten steps that were held out are within this share of their prediction, joined with the interval
+            of their calls.
     """
 
     gap_us: float
-    place_us: float
+    launch_us: float
+    norm_us: float
+    product: float
+    attention: float
     message_us: float
     busy: float
     capped: float
     error: float
-    experts_error: float
+
+    def place_us(self, part: PartCost) -> float:
+        """Returns how much longer a call is in its place than alone."""
+        name, us = part.kernel_type, part.us_per_call or 0.0
+        if name in ATTENTION_TYPES:
+            return self.attention * us
+        if "Norm" in name:
+            return self.norm_us
+        return self.product * us if any(word in name for word in _PRODUCTS) else 0.0
 
 
 #: By the name of a device, in the order of the fields.
-CONSTANTS: Mapping[str, StepConstants] = {"NVIDIA_H200": StepConstants(0.388, 0.27, 3.69, 0.4, 0.128, 0.012, 0.189)}
+CONSTANTS: Mapping[str, StepConstants] = {
+    "NVIDIA_H200": StepConstants(0.323, 31.1, 0.549, 0.0164, 0.02, 3.69, 0.251, 0.24, 0.055)
+}
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """The time of a step in microseconds, by what it is for, with the 90 % interval of the sum."""
+    """The time of a step in microseconds, by what it is for, with the 90 % interval of the sum.
+
+    `host_us` is how long the device waits for the host, where no graph launches the step.
+    """
 
     kernels_us: float
     gaps_us: float
     place_us: float
     messages_us: float
     power_cap_us: float
+    host_us: float = 0.0
     interval_us: tuple[float, float] = (0.0, 0.0)
 
     @property
     def us(self) -> float:
         """The whole step."""
-        return self.kernels_us + self.gaps_us + self.place_us + self.messages_us + self.power_cap_us
+        parts = (self.gaps_us, self.place_us, self.messages_us, self.power_cap_us, self.host_us)
+        return self.kernels_us + sum(parts)
 
 
 def step_time(cost: ModelCost, constants: StepConstants | None = None) -> StepTime | None:
@@ -77,23 +101,21 @@ def step_time(cost: ModelCost, constants: StepConstants | None = None) -> StepTi
         return None
     known = [part for part in cost.parts if part.us is not None]
     own = [part for part in known if part.kernel_type not in BY_KERNEL_TYPE]
-    calls, messages = sum(part.calls for part in own), sum(part.calls for part in known if part not in own)
+    messages = sum(part.calls for part in known if part not in own)
+    kernels = sum(part.calls * part.kernels for part in own) + messages
     # A capture of a step has its calls in their place, at the clock of the step.
     alone = [part for part in own if part.source != Source.CAPTURED.value]
-    own_us = sum(part.us or 0.0 for part in own)
     peak = device_peak(device).tera_ops.get(cost.dtype)
-    done = sum((part.tera_ops or 0.0) * (part.us or 0.0) for part in own)
-    is_capped = peak is not None and done > constants.busy * peak * own_us
+    at_peak_us = sum((part.tera_ops or 0.0) * (part.us or 0.0) for part in alone) / peak if peak else 0.0
     found = StepTime(
         cost.us,
-        constants.gap_us * (calls + messages),
-        constants.place_us * sum(part.calls for part in alone),
+        constants.gap_us * kernels,
+        sum(constants.place_us(part) * part.calls for part in alone),
         constants.message_us * messages,
-        constants.capped * sum(part.us or 0.0 for part in alone) if is_capped else 0.0,
+        constants.capped * max(at_peak_us - constants.busy * sum(part.us or 0.0 for part in alone), 0.0),
     )
+    if cost.step.is_eager:
+        found = replace(found, host_us=max(constants.launch_us * kernels - found.us, 0.0))
     low, high = cost.interval_us
-    has_experts = any(part.kernel_type == "GroupedMatmul" for part in known)
-    error = (constants.experts_error if has_experts else constants.error) * found.us
-    scale = found.us / cost.us
-    interval = found.us - hypot((cost.us - low) * scale, error), found.us + hypot((high - cost.us) * scale, error)
-    return replace(found, interval_us=interval)
+    below, above = (hypot(us / cost.us, constants.error) for us in (cost.us - low, high - cost.us))
+    return replace(found, interval_us=(found.us * (1 - below), found.us * (1 + above)))

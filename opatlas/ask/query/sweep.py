@@ -109,8 +109,8 @@ class ComparedPoint:
 
     @property
     def told(self) -> StepTime | ModelCost:
-        """The step in a graph where that is known, else its kernels."""
-        return self.cost.in_graph or self.cost
+        """The time of the step where that is known, else its kernels."""
+        return self.cost.time or self.cost
 
     @property
     def error(self) -> float:
@@ -190,7 +190,7 @@ def write_plot(path: Path, costs: Sequence[ModelCost]) -> None:
     for cost in costs:
         step, count = cost.step, sum(group.n for group in cost.step.groups())
         name = f"tp {step.tp}, ep {step.ep}" + (f", context {step.context}" if step.context else "")
-        lines.setdefault(name, []).append((count, (cost.in_graph or cost).us / 1000, cost.tokens_per_s))
+        lines.setdefault(name, []).append((count, (cost.time or cost).us / 1000, cost.tokens_per_s))
     plots = []
     for place, title in ((1, "step (ms)"), (2, "tokens/s")):
         plot = figure(

@@ -19,7 +19,7 @@ from typing import Any
 
 from opatlas.errors import OpAtlasError
 from opatlas.files import TemporaryFolder
-from opatlas.outer.cluster.dealer import BATCH_S, BEAT_S, DeviceAnswer
+from opatlas.outer.cluster.dealer import BEAT_S, DeviceAnswer
 from opatlas.row.errors import DeviceGone, MissingPrecondition
 from opatlas.row.status import Status
 from opatlas.row.versions import detect
@@ -28,7 +28,7 @@ from opatlas.run.devices.device_lock import SESSION_VARIABLE, DeviceWaits
 from opatlas.run.devices.system import available_cores, processor
 from opatlas.run.implementation import content_digest
 from opatlas.run.instruments.instrument import MeasureSettings
-from opatlas.run.job import Job, RowOutcome, outcome_of
+from opatlas.run.job import Job, outcome_of
 from opatlas.run.process.child import print_to_stderr
 from opatlas.run.process.device_process import DeviceProcess
 from opatlas.run.process.keeper import die_with_parent
@@ -112,7 +112,7 @@ def software() -> dict[str, str]:
 class DeviceActor:
     """Runs jobs on one device in a process of Ray, and gives signs of life.
 
-    Ray calls `beat` and `stop` in a thread of their own, other methods one at a time.
+    Ray calls `beat` in a thread of its own, other methods one at a time.
     """
 
     def __init__(self, device: str | None, spec: DeviceSpec | None, session: str, paths: Sequence[str]) -> None:
@@ -132,7 +132,6 @@ class DeviceActor:
         self._same_files: set[tuple[str, str]] = set()
         #: When the head last called.
         self._heard = time.monotonic()
-        self._stopped = False
         self._process: DeviceProcess | None = None
         self._folder: TemporaryFolder | None = None
         os.environ[SESSION_VARIABLE] = session
@@ -181,29 +180,19 @@ class DeviceActor:
         return DeviceAnswer(device=replace(found, facts={**found.facts, "host": self._host}))
 
     @sent
-    def run(self, jobs: Sequence[Job]) -> DeviceAnswer:
-        """Runs jobs until `BATCH_S` is over; the others have not begun."""
+    def run(self, job: Job) -> DeviceAnswer:
+        """Runs a job."""
         assert self._process is not None
-        began = self._heard = time.monotonic()
-        outcomes: list[tuple[int, RowOutcome]] = []
-        for job in jobs:
-            if self._stopped or (outcomes and time.monotonic() - began >= BATCH_S):
-                break
-            if job.group is not None:
-                outcomes.append((job.id, outcome_of(MissingPrecondition(_NO_GROUPS))))
-                continue
-            try:
-                outcome = self._process.run(self._with_own_files(job))
-            except DeviceGone as error:
-                return DeviceAnswer(outcomes, time.monotonic() - began, gone=str(error))
-            if (printed := self._take_printed()) and outcome.status is not Status.MEASURED:
-                outcome = replace(outcome, detail=f"{outcome.detail}\n{printed}".strip())
-            outcomes.append((job.id, outcome))
-        return DeviceAnswer(outcomes, time.monotonic() - began)
-
-    def stop(self) -> None:
-        """Lets all calls of `run` return after the running job."""
-        self._stopped = True
+        self._heard = time.monotonic()
+        if job.group is not None:
+            return DeviceAnswer(outcome_of(MissingPrecondition(_NO_GROUPS)))
+        try:
+            outcome = self._process.run(self._with_own_files(job))
+        except DeviceGone as error:
+            return DeviceAnswer(gone=str(error))
+        if (printed := self._take_printed()) and outcome.status is not Status.MEASURED:
+            outcome = replace(outcome, detail=f"{outcome.detail}\n{printed}".strip())
+        return DeviceAnswer(outcome)
 
     def _with_own_files(self, job: Job) -> Job:
         """Returns a job whose log is on this host. Raises DeviceGone where a file of it is not as on the head."""

@@ -18,6 +18,7 @@ from opatlas.row.location import device_kind
 from opatlas.run.devices.device import DeviceSpec, device_kinds
 from opatlas.run.devices.device_lock import SESSION_VARIABLE
 from opatlas.run.instruments.instrument import MeasureSettings
+from opatlas.run.job import Job
 from opatlas.run.process.fresh_python import import_paths
 from opatlas.run.scheduler import Scheduler
 from opatlas.text import pluralize
@@ -67,14 +68,11 @@ class RayDevice:
             self._actor = self._start()
         return future(self._actor.open.remote(self._settings, dealer.LONELY_S), DeviceAnswer)
 
-    def run(self, jobs: Sequence[Any]) -> Future[DeviceAnswer]:
-        return future(self._actor.run.remote(jobs), DeviceAnswer)
+    def run(self, job: Job) -> Future[DeviceAnswer]:
+        return future(self._actor.run.remote(job), DeviceAnswer)
 
     def beat(self) -> Future[str]:
         return future(self._actor.beat.options(concurrency_group=WATCH).remote(), str)
-
-    def stop(self) -> None:
-        self._actor.stop.options(concurrency_group=WATCH).remote()
 
     def kill(self) -> None:
         if self._actor is not None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 import pandas as pd
-from cyclopts import Group, Parameter
+from cyclopts import Parameter
 
 from opatlas.ask.query.database import OpenDatabase
 from opatlas.capture.capture_reader import DURATION, TYPE
@@ -42,7 +42,6 @@ from .shown import (
 from .verdicts import verdict_rules
 
 _Place = Annotated[Path, reads(named_folder)]
-_SUPERKERNEL = Group("SuperKernel", sort_key=50)
 
 
 def diagnose(
@@ -57,9 +56,7 @@ def diagnose(
     wish: tuple[str, ...] = (),
     models: Path | None = None,
     trace: Path | None = None,
-    superkernel: Annotated[bool, Parameter(group=_SUPERKERNEL)] = False,
-    module_map: Annotated[Path | None, Parameter(group=_SUPERKERNEL)] = None,
-    phase: Annotated[Literal["prefill", "decode", "training"] | None, Parameter(group=_SUPERKERNEL)] = None,
+    superkernel: bool = False,
 ) -> Result:
     """Why kernels are slow, and what to do: of captures, or of the rows of a database.
 
@@ -83,21 +80,17 @@ def diagnose(
         trace: write the launches of a capture to this file, as a Chrome trace (ui.perfetto.dev); .gz packs it.
         superkernel: find the scopes of a capture that a SuperKernel may fuse; with --against, compare captures or logs
             with SuperKernels to those without.
-        module_map: YAML of patterns of kernel names or types, and their module: attention, moe or ffn.
-        phase: what the steps compute (default: as the kernel types tell).
     """
     for place in (path, *([against] if against else [])):
         if not place.exists():
             raise UsageError(
                 f"{place}: no such file or folder: name a capture, a database or a device{meant_device(place)}"
             )
-    of_scopes = {"--module-map": module_map, "--phase": phase}
     of_model = {"--source": source, "--wish": wish, "--models": models}
     if superkernel:
         others = {"--row": row, "--peaks": peaks, "--output": output, "--trace": trace, **of_model}
         _refuse(others, "takes no effect with --superkernel")
-        return _scopes(path, against, module_map, phase)
-    _refuse(of_scopes, "needs --superkernel")
+        return _scopes(path, against)
     if against is not None:
         _refuse(
             {"--output": output, "--trace": trace, **of_model}, "asks about one diagnosis, and --against compares two"
@@ -136,16 +129,13 @@ def _refuse(options: Mapping[str, object], why: str) -> None:
             raise UsageError(f"{name} {why}: leave it out")
 
 
-def _scopes(path: Path, against: Path | None, module_map: Path | None, phase: str | None) -> Result:
+def _scopes(path: Path, against: Path | None) -> Result:
     try:
         # A package of its own, which may have been deleted.
-        from opatlas.outer.superkernel.command import compare_scopes, find_scopes
+        from opatlas.outer.superkernel.scopes_command import compare_scopes, find_scopes
     except ModuleNotFoundError:
         raise UsageError("--superkernel: this installation has no opatlas.outer.superkernel") from None
-    if against is None:
-        return find_scopes(path, module_map, phase)
-    _refuse({"--module-map": module_map, "--phase": phase}, "takes no effect with --against")
-    return compare_scopes(against, path)
+    return find_scopes(path) if against is None else compare_scopes(against, path)
 
 
 #: The least change of a ratio that is worth a look.
@@ -271,7 +261,7 @@ class DiagnosisPage(ReportPage):
                 judged.setdefault(kernel_type, []).append(cells)
         return judged
 
-    def content(self, tables: Sequence[pd.DataFrame], capture: Path | None) -> dict[str, Any] | None:
+    def content(self, tables: Sequence[pd.DataFrame]) -> dict[str, Any] | None:
         """Returns the verdicts with rows, rules and advice, and the rows that lose the most time.
 
         A row whose roofline is not known loses at most its time.

@@ -88,7 +88,7 @@ class JudgedReplay(ABC):
         self._file = job.source.path if job.source is not None else ""
         self._phase = Phase.IMPORT
         self._start = self._set_up_s = self._warm_until = 0.0
-        self._sampling = Sampling(job.kernel_type, job.cells, device, instrument, settings, group)
+        self._sampling = Sampling(device, instrument, settings, group)
         self._notes: list[str] = []
         #: None for the reference, and for a library.
         self._guard: ProcessGuard | None = None
@@ -251,7 +251,7 @@ class JudgedReplay(ABC):
         if us >= least_us or self._device.torch_device.type == "cpu":
             return
         own = self._own_call(inputs.arguments, weights_seed)
-        taken = self._sampling.take(own, None, lambda: None).durations_us if own is not None else ()
+        taken = self._sampling.take(own, None).durations_us if own is not None else ()
         if not taken or median(taken) >= least_us:
             text = f"the candidate was measured with {duration(us)}: the device takes {duration(least_us)} and more"
             raise CandidateRejected(ErrorClass.HACK, "impossible-time", text)
@@ -267,8 +267,6 @@ class JudgedReplay(ABC):
         share = self._share(samples)
         notes = [*self._notes, *share_notes(share)]
         outcome = self._sampling.outcome(samples, Checked(0, 0), execution=execution, noted=notes)
-        if outcome.status is not Status.MEASURED:
-            return outcome
         judgement = Judgement(ErrorClass.PASS, level=Level.MEASURED, kernel_share=share, notes=tuple(notes))
         return replace(outcome, judged=judgement.judged)
 

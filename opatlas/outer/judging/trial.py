@@ -195,7 +195,7 @@ class CandidateTrial:
         self.made.bind(*self._arguments)
         torch.manual_seed(CALL_SEED)
         if self._is_cold and purpose in (Purpose.TIMED, Purpose.REHEARSAL):
-            self._device.flush_cache(self.inputs.tensors())
+            self._device.flush_cache()
         self._device.synchronize()
         return inputs
 

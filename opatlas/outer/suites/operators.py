@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map
 
 from opatlas.outer.suites.texts import ABBREVIATIONS, ArgumentsText, SlotText, TensorText, TorchConstant
 from opatlas.run.implementation import Prepared
-from opatlas.run.kernel_call import flat_tensors
+from opatlas.run.kernel_call import flat_tensors, tensors_and_nones
 
 #: Operators that torch's schemas do not tell to be no operators of a suite, and why they are none.
 _LEFT_OUT = {
@@ -70,18 +70,19 @@ class Call:
 
     def results(self) -> list[torch.Tensor]:
         """Makes the call, and returns its results and the tensors that it writes into."""
-        return self.computed(self())
+        return [each for each in self.computed(self()) if each is not None]
 
-    def computed(self, returned: Any) -> list[torch.Tensor]:
+    def computed(self, returned: Any) -> list[torch.Tensor | None]:
         """Returns the results of a call, and the tensors that it writes into, from its return value.
 
-        An operator that returns what it writes into has only these, whatever a kernel returns.
+        A result that an `output_mask` leaves out is None. An operator that returns what it writes into has only these,
+        whatever a kernel returns.
         """
         arguments, places = self.places(), self.written()
         values = [arguments[each] for each in places]
         schema = self.overload._schema
         only_written = bool(places) and all(each.alias_info is not None for each in schema.returns)
-        return [*(() if only_written else flat_tensors(returned)), *flat_tensors(values)]
+        return [*(() if only_written else tensors_and_nones(returned)), *flat_tensors(values)]
 
     def bound(self) -> dict[str, Any]:
         """Returns the arguments by the names of the schema, without defaults."""

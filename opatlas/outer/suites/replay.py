@@ -67,9 +67,9 @@ class CaseReferee(Referee):
         return {}
 
     def native(self, arguments: list[Any], weights: Mapping[str, torch.Tensor]) -> FlatResults:
-        positional, keywords = arguments
+        call = Call(self._row.overload, *arguments)
         try:
-            return tuple(Call(self._row.overload, positional, keywords).results())
+            return tuple(call.computed(call()))
         except Exception as error:
             raise ReferenceFailed(f"torch refuses a multiple of the arguments: {exception_line(error)}") from error
 

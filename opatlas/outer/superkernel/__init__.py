@@ -3,5 +3,5 @@
 structure.py, kernel_types.yaml   layers, by the repeated sequence of kernel types; modules, steps, phases, families
 scopes.py                         what splits a SuperKernel, and what each scope gains
 advice.py                         which scope to try first, the plans, the checks
-command.py                        runs with and without SuperKernels; the command, and the page of the site
+scopes_command.py                 the command, and runs with and without SuperKernels
 """

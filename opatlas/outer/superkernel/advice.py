@@ -84,7 +84,7 @@ def advise(analysis: ScopeAnalysis) -> ScopeAdvice:
         ]
     else:
         model, first = "other model", None
-        answers = ["neither attention nor experts are told by kernel types: a scope of your own, or --module-map FILE"]
+        answers = ["neither attention nor experts are told by kernel types: a scope of your own"]
     kinds = [first, ScopeKind.LAYER, ScopeKind.ALL_LAYERS, ScopeKind.STEP]
     found = [gain for kind in kinds if kind is not None and (gain := analysis.scope(kind)) is not None]
     tried = [gain for gain in found if gain.verdict is not ScopeVerdict.REFUSED]

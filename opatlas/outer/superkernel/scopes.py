@@ -20,7 +20,6 @@ from opatlas.text import Word, pluralize
 from .structure import (
     LayerKind,
     Module,
-    ModuleOf,
     ScopeKind,
     StepPhase,
     StepSource,
@@ -308,17 +307,10 @@ class ScopeAnalysis:
         return next((each for each in self.scopes if each.kind is kind), None)
 
 
-def analyse(
-    timeline: LaunchTimeline, *, module_of: ModuleOf | None = None, phase: StepPhase | None = None
-) -> ScopeAnalysis:
-    """Analyses a timeline.
-
-    Args:
-        module_of: the module of a kernel by name and type; None: by kernel types.
-        phase: the phase of all steps; None: as the kernel types of each step tell.
-    """
+def analyse(timeline: LaunchTimeline) -> ScopeAnalysis:
+    """Analyses a timeline."""
     structure = find_structure(timeline)
-    phases = [phase or phase_of(timeline.kernels[start:stop]) for start, stop in structure.ranges]
+    phases = [phase_of(timeline.kernels[start:stop]) for start, stop in structure.ranges]
     served = [each for each, of in zip(structure.ranges, phases, strict=True) if of not in _REFUSED_PHASES]
     analysed = served or structure.ranges
     states = set(map(_state, timeline.launches))
@@ -328,7 +320,7 @@ def analyse(
     step_us = sum(_step_us(timeline, *each) for each in analysed) / len(analysed)
     scopes = [
         _gain(timeline, cuts, kind, ranges, len(analysed), step_us, refusals[0] if refusals else "")
-        for kind, ranges in find_scopes(timeline, structure, analysed, module_of).items()
+        for kind, ranges in find_scopes(timeline, structure, analysed).items()
     ]
     by_module = {gain.kind.value: gain.duration_us for gain in scopes}
     main_us = sum(
@@ -443,7 +435,7 @@ def _notes(
     if source is StepSource.NOTHING:
         yield "the capture has no Step Id, and no repetition tells steps: taken for one step"
     if set(phases) == {StepPhase.UNKNOWN}:
-        yield "the kernel types do not tell the phase: check that these are steps of decode, or give --phase"
+        yield "the kernel types do not tell the phase: check that these are steps of decode"
     left_out = [phase for phase in phases if phase in _REFUSED_PHASES]
     if left_out and len(left_out) < len(phases):
         yield f"left out: {pluralize(len(left_out), 'step')} of {' and '.join(map(str, dict.fromkeys(left_out)))}"

@@ -7,22 +7,19 @@ from __future__ import annotations
 
 import fnmatch
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib import resources
 from itertools import pairwise
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
 from opatlas.capture.single_launches import LaunchTimeline, numbered_steps
-from opatlas.errors import OpAtlasError
 from opatlas.row.slots import split_cell
 from opatlas.text import Word, parse_whole
-from opatlas.yaml_file import read_yaml
 
 #: The longest sequence that is searched for: a step of a model with 100 layers of 100 kernels.
 _MOST_PERIOD = 10_000
@@ -50,10 +47,6 @@ class StepPhase(Word):
     PREFILL = "prefill"
     TRAINING = "training"
     UNKNOWN = "unknown"
-
-
-#: The module of a kernel, by its name and its type; None if neither tells one.
-ModuleOf = Callable[[str, str], "Module | None"]
 
 
 class ScopeKind(Word):
@@ -142,28 +135,6 @@ def module_of_type(kernel_type: str) -> Module | None:
 def phase_of_type(kernel_type: str) -> StepPhase | None:
     """Returns the phase that a kernel type tells; None if it tells none."""
     return next((phase for phase, patterns in known_types().phases.items() if matches(kernel_type, patterns)), None)
-
-
-def read_module_map(path: Path) -> ModuleOf:
-    """Reads a YAML mapping of patterns to modules, such as `"*self_attn*": attention`.
-
-    Returns:
-        The module of a kernel, by its name and its type: that of the first pattern which fits one of the two.
-
-    Raises:
-        OpAtlasError: the file cannot be read, is no such mapping, or names another module.
-    """
-    try:
-        found = read_yaml(path, dict[str, Module])
-    except OpAtlasError as error:
-        raise OpAtlasError(f'{error}: write lines such as "*self_attn*": attention, or moe, or ffn') from None
-
-    def module_of(name: str, kernel_type: str) -> Module | None:
-        both = (name, kernel_type)
-        fitting = (module for pattern, module in found.items() if any(matches(each, (pattern,)) for each in both))
-        return next(fitting, None)
-
-    return module_of
 
 
 class StepSource(Word):
@@ -365,13 +336,12 @@ def _dimensions(slot: str) -> tuple[int, ...]:
 
 
 def find_scopes(
-    timeline: LaunchTimeline, structure: ModelStructure, steps: Iterable[tuple[int, int]], module_of: ModuleOf | None
+    timeline: LaunchTimeline, structure: ModelStructure, steps: Iterable[tuple[int, int]]
 ) -> dict[ScopeKind, list[tuple[int, int]]]:
     """Returns the candidate scopes of some steps, the smallest kinds first, with the range of each occurrence.
 
     Args:
         steps: ranges of launches.
-        module_of: the module of a kernel; None: layers are divided by kernel types alone.
     """
     by_kind: dict[ScopeKind, list[tuple[int, int]]] = {kind: [] for kind in ScopeKind}
     for first, last in steps:
@@ -380,32 +350,21 @@ def find_scopes(
             by_kind[ScopeKind.STEP].append((first, last))
             continue
         for layer in own:
-            for module, found in _modules(timeline, layer, module_of).items():
+            for module, found in _modules(timeline, layer).items():
                 by_kind[ScopeKind(module.value)].append(found)
             by_kind[ScopeKind.LAYER].append((layer.start, layer.stop))
         by_kind[ScopeKind.ALL_LAYERS].append((own[0].start, own[-1].stop))
     return {kind: ranges for kind, ranges in by_kind.items() if ranges}
 
 
-def _modules(timeline: LaunchTimeline, layer: Layer, module_of: ModuleOf | None) -> dict[Module, tuple[int, int]]:
+def _modules(timeline: LaunchTimeline, layer: Layer) -> dict[Module, tuple[int, int]]:
     launches = timeline.launches[layer.start : layer.stop]
-    found: dict[Module, tuple[int, int]] = {}
-    if module_of is not None:
-        module: Module | None = None
-        for index, launch in enumerate(launches, layer.start):
-            # A kernel without a pattern belongs to the module of the kernel before it.
-            module = module_of(launch.name, launch.kernel_type) or module
-            if module is not None:
-                found[module] = (found.get(module, (index,))[0], index + 1)
-        return found
     told = [module_of_type(launch.kernel_type) for launch in launches]
     if Module.ATTENTION not in told:
         return {}
     last = len(told) - 1 - told[::-1].index(Module.ATTENTION)
     after = range(last + 1, len(told))
     border = next((index for index in after if is_normalization(launches[index].kernel_type)), len(told))
-    found[Module.ATTENTION] = (layer.start, layer.start + border)
-    for module in (Module.MOE, Module.FFN):
-        if module in told[border:]:
-            return found | {module: (layer.start + border, layer.stop)}
-    return found
+    found = {Module.ATTENTION: (layer.start, layer.start + border)}
+    rest = next((module for module in (Module.MOE, Module.FFN) if module in told[border:]), None)
+    return found if rest is None else {**found, rest: (layer.start + border, layer.stop)}

@@ -10,14 +10,14 @@ collective.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from time import monotonic
 
 import torch
 
 from opatlas.row.columns import DTYPE, MESSAGE_BYTES, NUM_DEVICES
 from opatlas.row.communication import BY_KERNEL_TYPE
-from opatlas.row.errors import InvalidRow, ReplayError, WrongResult
+from opatlas.row.errors import InvalidRow, WrongResult
 from opatlas.row.slots import known_dtype
 from opatlas.run.devices.device import Device
 from opatlas.run.devices.system import available_cores
@@ -203,7 +203,7 @@ class TimedCollective:
         self._message = message
         self._device = device
         self._group = group
-        self._sampling = Sampling(message.kernel_type, {}, device, instrument, settings, group)
+        self._sampling = Sampling(device, instrument, settings, group)
 
     def expect_memory(self) -> None:
         """Raises OutOfMemory if the device cannot hold the message, before anything is allocated."""
@@ -247,10 +247,6 @@ class TimedCollective:
         self._message.check(result, expected)
         checked = Checked(compared, result.numel())
         self.outcome = self._sampling.outcome(samples, checked, noted=self._shared_cores())
-        if self.outcome.measurement is None:
-            # The other ranks, which combine their samples (`combine_ranks`), learn that it has none.
-            with suppress(ReplayError):
-                self._group.gather_samples(())
 
     def _shared_cores(self) -> list[str]:
         """Returns a remark if the ranks of a CPU are more than its cores."""

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import platform
 import re
 import resource
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -75,21 +73,21 @@ class CpuDevice(Device):
         # Starts the threads now, because under `bounded_memory` the memory may not suffice for their stacks.
         torch.ones(1 << 17)
         self.torch_device = torch.device("cpu")
-        self._flush = CpuFlush(plan_flush(usable_cores(), self._threads))
+        self._plan = plan_flush(usable_cores(), self._threads)
+        self._buffer: torch.Tensor | None = None
         # Rows that are measured at the same time slow each other down.
         self.lock = device_lock("cpu")
 
     def describe(self) -> DeviceDescription:
         import torch
 
-        plan = self._flush.plan
+        plan = self._plan
         facts: dict[str, str | int | float | None] = {
             "torch": str(torch.__version__),
             "threads": self._threads,
             "last_level_cache_bytes": plan.cache_bytes,
             "last_level_caches": plan.caches,
             "flush_read_bytes": plan.read_bytes,
-            "flush_by_line": "yes" if plan.by_line else "no",
             "memory_bytes": _memory_bytes(),
             "cpu_quota_cores": cpu_quota(),
             "memory_limit_bytes": memory_limit(),
@@ -100,8 +98,13 @@ class CpuDevice(Device):
     def available_bytes(self) -> int:
         return host_available_bytes()
 
-    def flush_cache(self, touched: Sequence[torch.Tensor] | None = None) -> None:
-        self._flush(touched)
+    def flush_cache(self) -> None:
+        """Reads a buffer with all threads of torch: written lines would be written back during the next sample."""
+        if self._buffer is None:
+            import torch
+
+            self._buffer = torch.ones(self._plan.read_bytes // 4)
+        self._buffer.sum()
 
     @contextmanager
     def bounded_memory(self) -> Iterator[None]:
@@ -174,23 +177,17 @@ def cache_domains(cores: Iterable[int], root: Path = ROOT) -> list[CacheDomain]:
     return sorted(found, key=lambda domain: -domain.size_bytes)
 
 
-def flush_bytes(domains: Iterable[CacheDomain], threads: int) -> int:
+def flush_bytes(domains: Sequence[CacheDomain], threads: int) -> int:
     """Returns how many bytes `threads` threads must read, in equal shares, to evict all caches that they may use.
 
-    The threads that share a cache read `_PASSES` times its size. Threads are assumed to spread over all domains; with
-    more domains than threads each thread evicts one domain.
+    The threads that share a cache read `_PASSES` times its size, and each as much of the private ones. Threads are
+    assumed to spread over all domains; with more domains than threads each thread evicts one domain.
     """
-    domains = list(domains)
     share = 0
     for domain in domains:
         sharers = max(min(len(domain.cores), threads // len(domains)), 1)
-        share = max(share, _PASSES * -(-domain.size_bytes // sharers))
-    return share * threads
-
-
-def least_flush_bytes(domains: Iterable[CacheDomain], threads: int) -> int:
-    """Returns how many bytes `threads` threads must read to evict the private caches of their cores."""
-    return _PASSES * threads * max((domain.private_bytes for domain in domains), default=0)
+        share = max(share, -(-domain.size_bytes // sharers), domain.private_bytes)
+    return _PASSES * share * threads
 
 
 def _bytes(text: str) -> int | None:
@@ -203,123 +200,28 @@ def _word(path: Path) -> str:
     return read_text(path).strip()
 
 
-#: Length of a cache line on x86.
-_LINE_BYTES = 64
-#: Machine code of void evict(char *start, char *end), in the calling convention of Linux.
-_CODE = bytes.fromhex(
-    "660fae3f"  # next: clflushopt [rdi]
-    "4883c740"  # add rdi, 64
-    "4839f7"  # cmp rdi, rsi
-    "72f3"  # jb next
-    "0faef0"  # mfence
-    "c3"  # ret
-)
-
-
-@cache
-def evictor() -> Callable[[int, int], None] | None:
-    """Returns a function that evicts `size` bytes at an address from all caches; None without an instruction for it."""
-    import ctypes
-    import mmap
-
-    if platform.machine() != "x86_64" or platform.system() != "Linux" or not _has_instruction():
-        return None
-    try:
-        page = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
-    except OSError:  # the system forbids writable code
-        return None
-    page.write(_CODE)
-    code = ctypes.c_char.from_buffer(page)
-    function = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(ctypes.addressof(code))
-    # Keeps the page alive.
-    function.code = code  # type: ignore[attr-defined]
-
-    def evict(address: int, size: int) -> None:
-        if size > 0:
-            function(address - address % _LINE_BYTES, address + size)
-
-    return evict
-
-
-def _has_instruction() -> bool:
-    return "clflushopt" in read_text(Path("/proc/cpuinfo")).split("\n\n")[0].split()
-
-
 #: Assumed size of the last-level cache if the system does not say; larger than most.
 _ASSUMED_BYTES = 64 << 20
-#: Reading this many bytes takes some ten milliseconds on two cores. If the caches need more, the row's tensors are
-#: evicted line by line, and the read evicts all other data of the row: workspaces, code, page tables.
-EXPENSIVE_READ_BYTES = 128 << 20
 
 
 @dataclass(frozen=True)
 class FlushPlan:
-    """How the caches are flushed.
+    """How the caches are flushed: by a read of a buffer.
 
     Attributes:
         cache_bytes: size of the largest last-level cache; None if the system does not report caches.
         caches: number of last-level caches that the process may use.
-        whole_bytes: bytes to read to evict all caches.
-        read_bytes: bytes to read before a sample whose tensors are known.
-        by_line: whether the known tensors are evicted line by line as well.
+        read_bytes: bytes to read to evict all caches.
     """
 
     cache_bytes: int | None
     caches: int
-    whole_bytes: int
     read_bytes: int
-    by_line: bool
 
 
 def plan_flush(cores: Iterable[int], threads: int, root: Path = ROOT) -> FlushPlan:
     """Returns how `threads` threads flush the caches of some cores."""
     domains = cache_domains(cores, root)
     if not domains:
-        return FlushPlan(None, 1, 2 * _ASSUMED_BYTES, 2 * _ASSUMED_BYTES, by_line=False)
-    least = least_flush_bytes(domains, threads)
-    whole = max(flush_bytes(domains, threads), least)
-    by_line = whole > max(EXPENSIVE_READ_BYTES, least) and evictor() is not None
-    read = max(EXPENSIVE_READ_BYTES, least) if by_line else whole
-    return FlushPlan(domains[0].size_bytes, len(domains), whole, read, by_line)
-
-
-class CpuFlush:
-    """Flushes the caches as planned (`plan`), with all threads of torch."""
-
-    def __init__(self, plan: FlushPlan) -> None:
-        self.plan = plan
-        self._buffer: torch.Tensor | None = None
-
-    def __call__(self, touched: Sequence[torch.Tensor] | None) -> None:
-        """Flushes the caches.
-
-        Args:
-            touched: all tensors that the row reads and writes; None if they are not known.
-        """
-        plan, evict = self.plan, evictor() if self.plan.by_line else None
-        sizes = _sizes_by_address(touched) if evict is not None and touched is not None else None
-        # The eviction of larger tensors line by line takes longer than one read that evicts everything.
-        if evict is None or sizes is None or sum(sizes.values()) > plan.whole_bytes:
-            self._read(plan.whole_bytes)
-            return
-        self._read(plan.read_bytes)
-        for address, size in sizes.items():
-            evict(address, size)
-
-    def _read(self, size: int) -> None:
-        # The buffer is read, because written lines would be written back during the next sample.
-        if self._buffer is None or self._buffer.nbytes < size:
-            import torch
-
-            self._buffer = torch.ones(size // 4)
-        self._buffer[: size // 4].sum()
-
-
-def _sizes_by_address(tensors: Sequence[torch.Tensor]) -> dict[int, int] | None:
-    """Returns the sizes of the tensors' memory by address; None if a tensor, such as a sparse tensor, has no memory."""
-    try:
-        storages = [tensor.untyped_storage() for tensor in tensors]
-        sizes = {storage.data_ptr(): storage.nbytes() for storage in storages}
-    except RuntimeError:
-        return None
-    return None if sizes.get(0) else sizes
+        return FlushPlan(None, 1, _PASSES * _ASSUMED_BYTES)
+    return FlushPlan(domains[0].size_bytes, len(domains), flush_bytes(domains, threads))

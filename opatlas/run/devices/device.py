@@ -243,13 +243,8 @@ class Device:
         """Returns the memory that a row may use, in bytes."""
         raise NotImplementedError
 
-    def flush_cache(self, touched: Sequence[torch.Tensor] | None = None) -> None:
-        """Removes the row's data from all caches before the next launch begins.
-
-        Args:
-            touched: all tensors that the row reads and writes; None if the tensors are not known. A device may flush
-                other data, too.
-        """
+    def flush_cache(self) -> None:
+        """Removes the row's data from all caches before the next launch begins."""
         raise NotImplementedError
 
     def instrument(self) -> Instrument:
@@ -310,7 +305,7 @@ class Accelerator(Device):
     flush_bytes: int
     _flush: tuple[torch.Tensor, torch.Tensor] | None = None
 
-    def flush_cache(self, touched: Sequence[torch.Tensor] | None = None) -> None:
+    def flush_cache(self) -> None:
         import torch
 
         if self._flush is None:

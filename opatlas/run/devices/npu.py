@@ -128,8 +128,7 @@ class Npu(DeviceKind):
     visible = "ASCEND_RT_VISIBLE_DEVICES"
     tool = "npu-smi"
     instruments: ClassVar[Mapping[str, str]] = {
-        "msprof": "opatlas.run.instruments.npu_profilers:open_msprof",
-        "torch-npu-profiler": "opatlas.run.instruments.npu_profilers:open_torch_npu_profiler",
+        "msprof": "opatlas.run.instruments.instrument:open_msprof",
         "npu-events": "opatlas.run.instruments.instrument:open_device_events",
     }
     events = "npu-events"
@@ -148,11 +147,7 @@ class Npu(DeviceKind):
         return _fatal_errors()
 
     def group_instrument(self, name: str | None) -> str:
-        """Returns the instrument of a name, or the best one for a group of devices.
-
-        Without msprof on PATH that is events instead of torch_npu's profiler, because CANN's profiler cannot be started
-        and stopped for each message in processes that communicate.
-        """
+        """Returns the instrument of a name, or the best one for a group of devices: without msprof on PATH events."""
         chosen = self.preferred_instrument(name)
         return self.events if name is None and shutil.which(chosen) is None else chosen
 

@@ -15,8 +15,16 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from opatlas.row.columns import ATTENTION_TYPES, INPUT_DTYPES, INPUT_SHAPES, RUNTIME_PREFIX, WITHOUT_LENGTHS
+from opatlas.row.columns import (
+    ATTENTION_TYPES,
+    INPUT_DTYPES,
+    INPUT_SHAPES,
+    MEAN_LENGTHS,
+    RUNTIME_PREFIX,
+    WITHOUT_LENGTHS,
+)
 from opatlas.row.errors import Unsupported
+from opatlas.row.slots import FP8
 
 if TYPE_CHECKING:
     from opatlas.run.inputs.replay_row import ReplayRow
@@ -127,6 +135,8 @@ def read_attention(row: ReplayRow) -> AttentionCall:
         raise Unsupported(
             "the lengths of the sequences are not known: opatlas ingest --attention-records, or --attention"
         )
+    if MEAN_LENGTHS in row.cells.items():
+        row.assume("each sequence has the mean length of its step")
     return _AttentionReader(row).call()
 
 
@@ -286,11 +296,16 @@ class _AttentionReader:
 
     def expect_dtypes(self) -> None:
         named = (QUERY, KEY, VALUE, QUERY_ROPE, KEY_ROPE)
-        found = {self.row.input_slots[slot].dtype for slot in named if self.shape(slot)}
+        dtypes = {slot: self.row.input_slots[slot].dtype for slot in named if self.shape(slot)}
+        found, cached = {*dtypes.values()}, {dtypes.get(KEY), dtypes.get(VALUE)}
+        if len(cached) == 1 and cached <= FP8 and self.table() and KEY_ROPE not in dtypes:
+            if self.row.on_npu:
+                raise Unsupported("a cache in FP8 without scales is replayed on GPUs")
+            found -= cached
         self.row.expect(
             len(found) <= 1 and found <= {"BF16", "FLOAT16", "FLOAT"},
             INPUT_DTYPES,
-            f"queries, keys and values are {', '.join(sorted(found))}; quantized ones are not replayed",
+            f"queries, keys and values are {', '.join(sorted(found))}; of others only FP8 in pages is replayed",
             "correct the dtypes, if they are wrong",
         )
 

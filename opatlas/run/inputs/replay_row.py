@@ -15,7 +15,7 @@ from opatlas.row.signature import signature
 from opatlas.row.slots import Slot
 from opatlas.run.devices.device import kind_named
 from opatlas.run.inputs import shape_rules
-from opatlas.run.inputs.experts import load_shares
+from opatlas.run.inputs.experts import load_shares, used_experts
 from opatlas.run.inputs.row_slots import RowSlots, is_blocked
 
 #: The second operand of an elementwise kernel whose row has one tensor. A capture does not record scalars, and no
@@ -27,6 +27,8 @@ _ACL_FORMATS = {"NCHW": 0, "ND": 2, "NC1HWC0": 3, "FRACTAL_Z": 4, "FRACTAL_NZ": 
 
 #: torch draws no random numbers in FP8: so many are drawn at once in BF16, then rounded.
 FP8_PIECE = 1 << 26
+#: The draws of the rows of experts, of which one counts.
+_DRAWS = 8
 
 _UNSIGNED = (torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64)
 
@@ -244,7 +246,8 @@ class ReplayRow(RowSlots):
         """Returns the end of each group of rows, for a grouped product of `total` rows.
 
         The groups are balanced, or those of the Expert Load. By `random` each row takes any expert, by `power law 1.2`
-        the n-th most frequent expert with odds of n^-1.2; which one that is, is drawn too.
+        the n-th most frequent expert with odds of n^-1.2; which one that is, is drawn too. Of several draws that one
+        counts in which nearly as many experts have rows as on average: few rows take as long as the weights they read.
         """
         groups, load = math.prod(self.shape(slot)), self.cells.get(EXPERT_LOAD, "").strip()
         ends = torch.arange(1, groups + 1, device=self.device) * total // max(groups, 1)
@@ -257,9 +260,10 @@ class ReplayRow(RowSlots):
             odds, generator = torch.tensor(shares, dtype=torch.float64), torch.Generator().manual_seed(self.seed)
             sizes = (odds * total).round().long()
             if not load[0].isdecimal():
-                odds = odds[torch.randperm(groups, generator=generator)]
-                drawn = torch.multinomial(odds, max(total, 1), replacement=True, generator=generator)[:total]
-                sizes = drawn.bincount(minlength=groups)
+                odds, used = odds[torch.randperm(groups, generator=generator)], used_experts(load, groups, total)
+                drawn = torch.multinomial(odds.expand(_DRAWS, -1), max(total, 1), replacement=True, generator=generator)
+                draws = [each[:total].bincount(minlength=groups) for each in drawn]
+                sizes = min(draws, key=lambda each: abs(int(each.count_nonzero()) - used))
             ends = sizes.cumsum(0).to(self.device)
         return ends.to(self.index_dtype(slot)).reshape(self.shape(slot))
 

@@ -1,4 +1,4 @@
-"""Assigns the kernels of a profile to the samples of rows by marks.
+"""Launches marks around the samples of rows, and assigns the kernels of a profile to the samples by them.
 
 A profile lists all kernels in the order in which the device ran them, including those of set-up, warm-up, cache flush
 and check. Before each row, and before and after each sample, the measuring process launches a mark: the negation of a
@@ -146,11 +146,9 @@ class ProfiledSamples:
 
     Attributes:
         calls: the launches of each sample in their order: the row's kernel and helper kernels.
-        assumption: assumption under which the samples were found; "" mostly.
     """
 
     calls: tuple[tuple[Launch, ...], ...]
-    assumption: str = ""
 
 
 @dataclass(frozen=True)
@@ -167,16 +165,13 @@ def attribute(launches: Sequence[Launch], rows: Sequence[ProfiledRow]) -> list[P
         launches: launches of one process, in the order of their start.
         rows: the rows that this process ran, in their order.
     """
-    unmarked_row = _row_without_mark(launches, rows)
-    launches_by_row = _launches_of_samples(launches, unmarked_row)
-    return [_checked_samples(row, launches_by_row.get(row.pending.number), unmarked_row) for row in rows]
-
-
-def _row_without_mark(launches: Iterable[Launch], rows: Sequence[ProfiledRow]) -> int | None:
-    """Returns the number of the only row if its mark is missing, because a profiler may lose its first launches."""
-    if len(rows) != 1 or any(parse_row_mark(_mark(launch)) is not None for launch in launches):
-        return None
-    return rows[0].pending.number
+    devices: dict[str, list[Launch]] = defaultdict(list)
+    for launch in launches:
+        devices[launch.device].append(launch)
+    found: dict[int, list[list[Launch]] | NoSamples] = {}
+    for of_device in devices.values():
+        found |= _launches_of_device(of_device)
+    return [_checked_samples(row, found.get(row.pending.number)) for row in rows]
 
 
 def _mark(launch: Launch) -> str:
@@ -184,29 +179,10 @@ def _mark(launch: Launch) -> str:
     return launch.dimensions if base_type(launch.kernel_type) == MARK_TYPE else ""
 
 
-def _launches_of_samples(
-    launches: Iterable[Launch], unmarked_row: int | None
-) -> dict[int, list[list[Launch]] | NoSamples]:
-    """Returns the launches of each sample, by the number of the row.
-
-    Args:
-        launches: launches of one process.
-        unmarked_row: number of the row whose mark is missing; None if all marks are present.
-    """
+def _launches_of_device(launches: Iterable[Launch]) -> dict[int, list[list[Launch]] | NoSamples]:
+    """Returns the launches of each sample, by the number of the row."""
     rows: dict[int, list[list[Launch]] | NoSamples] = {}
-    devices: dict[str, list[Launch]] = defaultdict(list)
-    for launch in launches:
-        devices[launch.device].append(launch)
-    for of_device in devices.values():
-        rows.update(_launches_of_device(of_device, unmarked_row))
-    return rows
-
-
-def _launches_of_device(
-    launches: Iterable[Launch], unmarked_row: int | None
-) -> dict[int, list[list[Launch]] | NoSamples]:
-    rows: dict[int, list[list[Launch]] | NoSamples] = {}
-    number = unmarked_row
+    number: int | None = None
     sample: list[Launch] | None = None
     for launch in launches:
         mark = _mark(launch)
@@ -218,9 +194,7 @@ def _launches_of_device(
             continue
         elif mark in (_BEGIN, _END):
             found = rows.setdefault(number, [])
-            if isinstance(found, NoSamples) or (
-                mark == _END and sample is None and number == unmarked_row and not found
-            ):
+            if isinstance(found, NoSamples):
                 continue
             if (mark == _BEGIN) != (sample is None):
                 rows[number] = NoSamples(f"marks are missing after sample {len(found)}")
@@ -234,20 +208,14 @@ def _launches_of_device(
     return rows
 
 
-def _checked_samples(
-    row: ProfiledRow, found: list[list[Launch]] | NoSamples | None, unmarked_row: int | None
-) -> ProfiledSamples | NoSamples:
+def _checked_samples(row: ProfiledRow, found: list[list[Launch]] | NoSamples | None) -> ProfiledSamples | NoSamples:
     """Returns the samples of a row if the profile has all of them, with the same kernels in each."""
     if found is None:
         return NoSamples("the profile holds nothing of the row")
     if isinstance(found, NoSamples):
         return found
-    taken, assumption = row.pending.samples, ""
-    # At least two samples, because a single sample may combine two samples whose marks were lost.
-    if row.pending.number == unmarked_row and 1 < len(found) < taken:
-        assumption = f"the profile lost its first launches: {len(found)} of {taken} samples are left"
-    elif len(found) != taken:
-        return NoSamples(f"the profile holds {len(found)} samples, and {taken} were taken")
+    if len(found) != row.pending.samples:
+        return NoSamples(f"the profile holds {len(found)} samples, and {row.pending.samples} were taken")
     # Sorted, because kernels on several streams begin in any order.
     kinds = {tuple(sorted(launch.kernel_type for launch in call)) for call in found}
     if () in kinds:
@@ -255,7 +223,7 @@ def _checked_samples(
     if len(kinds) > 1:
         several = " and ".join(sorted("+".join(kind) for kind in kinds))
         return NoSamples(f"samples of the same call launched different kernels: {several}")
-    return ProfiledSamples(tuple(map(tuple, found)), assumption)
+    return ProfiledSamples(tuple(map(tuple, found)))
 
 
 @dataclass(frozen=True)
@@ -297,7 +265,7 @@ def own_kernel(kernel_type: str, row: Mapping[str, str], found: ProfiledSamples)
         found: the launches of each sample.
     """
     calls, assumption = count_collectives_once(kernel_type, found.calls)
-    assumptions = [text for text in (found.assumption, assumption) if text]
+    assumptions = [assumption] if assumption else []
     if not all(calls):
         return NoSamples("the profile holds no kernel of some of the samples")
     types = [normalized_kernel_type(launch.kernel_type) for launch in calls[0]]
@@ -335,7 +303,7 @@ def whole_call(found: ProfiledSamples) -> OwnKernel | NoSamples:
         counters=_mean_counters(calls),
         device_kernels=len(calls[0]),
         helper_kernels={},
-        assumptions=(found.assumption,) if found.assumption else (),
+        assumptions=(),
         kernel_names=next(iter(names)),
     )
 

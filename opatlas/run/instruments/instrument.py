@@ -12,11 +12,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from time import monotonic, perf_counter_ns
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from opatlas.progress import gc_paused
 from opatlas.row.quality import LEAST_FOR_NOISE
-from opatlas.run.instruments.attribution import NoSamples, PendingSamples, ProfiledSamples
+from opatlas.run.instruments.attribution import BEGIN_MARK, END_MARK, PendingSamples, row_mark
+
+if TYPE_CHECKING:
+    # Not imported at run time, because pytest's process does not import torch.
+    import torch
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,7 @@ class MeasureSettings:
         time_limit_s: wall time after which the stop rule ends the sampling of a row.
         threads: number of CPU threads of torch; None: one for each core that the process may use.
         instrument: name of the instrument in `DeviceKind.instruments`; None: the best one that works on the device.
-        aic_metrics: group of hardware counters that Ascend's profilers record.
+        aic_metrics: group of hardware counters that msprof records.
     """
 
     repeat_count: int | None = None
@@ -40,11 +44,8 @@ class MeasureSettings:
     aic_metrics: str = "PipeUtilization"
 
 
-#: Measures many rows in one profiling session (opatlas/run/msprof_sessions.py).
+#: Measures many rows in one profiling session (opatlas/run/msprof_sessions.py), and records hardware counters.
 MSPROF = "msprof"
-TORCH_NPU_PROFILER = "torch-npu-profiler"
-#: The instruments that record a group of hardware counters.
-PROFILERS = (MSPROF, TORCH_NPU_PROFILER)
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,6 @@ class Samples:
             in order of time; () if unknown.
         calls_per_sample: number of calls that one sample averages.
         pending: where a profile has the samples; None if the instrument needs no profile.
-        profiled: the samples in the profile; None if the profile is read later by another process.
         notes: remarks for readers of the durations.
         throttled: why the device lowered its clocks during the samples; "" for normal clocks.
     """
@@ -72,7 +72,6 @@ class Samples:
     spans_us: tuple[float, ...] = ()
     calls_per_sample: int = 1
     pending: PendingSamples | None = None
-    profiled: ProfiledSamples | NoSamples | None = None
     notes: tuple[str, ...] = ()
     throttled: str = ""
 
@@ -330,6 +329,58 @@ def open_device_events(kind: str, settings: MeasureSettings) -> DeviceEvents:
 
     module: Any = torch.get_device_module(kind)
     return DeviceEvents(f"{kind}-events", lambda: module.Event(enable_timing=True), module.synchronize)
+
+
+class MarkedLaunches:
+    """An instrument that launches calls between marks. A profile of this process contains the durations."""
+
+    def __init__(self, name: str, device: torch.device, synchronize: Callable[[], None]) -> None:
+        """
+        Args:
+            name: name of the profiler.
+            device: device of the marks.
+            synchronize: waits until all launched work has ended.
+        """
+        self.name = name
+        self._device = device
+        self._synchronize = synchronize
+        self._rows = 0
+        self._begin, self._end = self._mark(BEGIN_MARK), self._mark(END_MARK)
+
+    def sample(self, call: Callable[[], object], before_each: Callable[[], None] | None, rule: Rule) -> Samples:
+        """Takes samples as `Instrument.sample` does, without durations, which a profile contains.
+
+        Raises:
+            ValueError: the process has already sampled MOST_ROWS rows.
+        """
+        number, taken = self._rows, 0
+        mark = self._mark(row_mark(number))
+        self._rows += 1
+        mark()
+        while not rule.enough_count(taken):
+            if before_each:
+                before_each()
+            self._begin()
+            call()
+            self._end()
+            # Waits, because queued launches would exceed the time limit.
+            self._synchronize()
+            taken += 1
+        return Samples((), pending=PendingSamples(number, taken))
+
+    def _mark(self, shape: tuple[int, ...]) -> Callable[[], object]:
+        import torch
+
+        source = torch.zeros(shape, device=self._device)
+        target = torch.zeros_like(source)
+        return lambda: torch.neg(source, out=target)
+
+
+def open_msprof(kind: str, settings: MeasureSettings) -> MarkedLaunches:
+    """Opens the instrument of a process that runs under msprof, on the NPU of this process."""
+    import torch
+
+    return MarkedLaunches(MSPROF, torch.device(kind), torch.get_device_module(kind).synchronize)
 
 
 #: Pause between two questions whether the throttling has ended, in seconds, and the most pauses of a row. A power cap

@@ -41,15 +41,11 @@ class ReportPage:
         """Returns further cells of the rows that answer, by kernel type, in the order of `stored_rows`."""
         return {}
 
-    def content(self, tables: Sequence[pd.DataFrame], capture: Path | None) -> Any:
+    def content(self, tables: Sequence[pd.DataFrame]) -> Any:
         """Returns what the page shows, in types of JSON; None for no page.
 
         Args:
             tables: the rows of each kernel type, with `kernel_type` and the cells of all pages.
-            capture: the capture that the report is given, too.
-
-        Raises:
-            OpAtlasError: the capture cannot be read.
         """
         return None
 
@@ -145,24 +141,16 @@ class WrittenSite:
     problems: Sequence[str]
 
 
-def write_site(
-    place: Path,
-    folder: Path,
-    *,
-    against: str = "",
-    costs: Sequence[ModelCost] = (),
-    capture: Path | None = None,
-) -> WrittenSite:
+def write_site(place: Path, folder: Path, *, against: str = "", costs: Sequence[ModelCost] = ()) -> WrittenSite:
     """Writes the site of a database into a folder. A failure leaves the folder as it was.
 
     Args:
         against: the baseline that the database is compared with, as `opatlas compare` names it; "" for none.
         costs: costs of models.
-        capture: a capture for the pages that show one; None for none.
 
     Raises:
-        OpAtlasError: Bokeh is not installed, a database is missing, the folder holds other files, a file cannot be
-            written, or the capture cannot be read.
+        OpAtlasError: Bokeh is not installed, a database is missing, the folder holds other files, or a file cannot
+            be written.
     """
     scripts = list(_bokeh())
     _expect_own(folder)
@@ -203,7 +191,7 @@ def write_site(
         "databases": overviews,
         "types": types,
         "pages": comparisons,
-        **{name: page.content(tables, capture) for name, page in pages.items()},
+        **{name: page.content(tables) for name, page in pages.items()},
         "models": list(map(_model_page, costs)),
         "problems": list(dict.fromkeys(problems)),
         "version": _version(),

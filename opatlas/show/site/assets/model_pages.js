@@ -1,8 +1,8 @@
 "use strict";
-/* The pages of collectives, of the steps of models, and of the scopes of a capture: without filters and chosen rows. */
+/* The pages of collectives, and of the steps of models: without filters and chosen rows. */
 (() => {
   const { element: h, number, t } = opatlas;
-  const { titleOf, typeLink, rowLink, smallTable, facts, counted, section } = opatlas.parts;
+  const { titleOf, typeLink, rowLink, smallTable, facts } = opatlas.parts;
 
   // Collectives.
 
@@ -65,41 +65,5 @@
     })];
   }
 
-  // Scopes of a capture.
-
-  function scopesPage(overview) {
-    const found = overview.superkernel;
-    if (!found) return [h("h1", {}, t("there is no such page"))];
-    const percent = (share) => `${(share * 100).toFixed(1)} %`;
-    const { upper_bound: bound, advice } = found;
-    const titles = ["scope", "in a step", "kernels", "fused", "SuperKernels", "duration (µs)", "gaps (µs)", "saved (µs)", "of the scope", "of a step", "verdict"]
-      .map((title, i) => ({ title, number: i > 0 && i < 10 }));
-    const rows = found.scopes.map((each) => [t(each.kind), number(each.occurrences), number(each.kernels), number(each.fused_kernels), number(each.super_kernels),
-      number(each.duration_us), number(each.gaps_us), number(each.saved_us), percent(each.ceiling), percent(each.step_share), t(each.verdict)]);
-    const colours = opatlas.colours([...new Set(found.scopes.map((each) => each.verdict))]), place = h("div");
-    const bars = found.scopes.map((each) => ({ name: t(each.kind), value: Math.max(each.saved_us, 0), colour: colours.get(each.verdict) }));
-    const saves = bars.some((each) => each.value);
-    if (saves) setTimeout(() => opatlas.bars(place, bars, `${t("saved (µs)")}, ${t("in a step")}`, t("saved (µs)")), 0);
-    const cuts = found.cuts.map((each) => [t(each.reason), number(each.count),
-      Object.entries(each.kernel_types).map(([name, count]) => `${name} ${number(count)}`).join(", ")]);
-    return [
-      h("h1", {}, t("SuperKernel")),
-      facts([
-        ["capture", found.capture], ["kernels", number(found.kernels)],
-        ["steps", `${number(found.steps)}: ${counted(found.phases)}`],
-        ["layers in a step", found.layers.map((each) => `${number(each.layers / found.steps)} × ${number(each.kernel_types.length)} ${t("kernels")}`).join(", ")],
-        ["share of the time", Object.entries(found.module_shares).map(([module, share]) => `${t(module)} ${percent(share)}`).join(", ")],
-        ["all gaps", `${percent(bound.gaps_us / (bound.duration_us + bound.gaps_us))} (${number(bound.gaps_us)} µs)`],
-        ["gaps that a SuperKernel may save", `${percent(bound.capped_us / (bound.duration_us + bound.capped_us))}; ${t("less synchronizations")} ${percent(bound.ceiling)}`],
-      ]),
-      ...[...found.refusals.map((text) => [t("refused"), text]), ...found.notes.map((text) => [t("note"), text])]
-        .map(([word, text]) => h("p", { class: "problem" }, `${word}: ${text}`)),
-      section("scopes", saves && opatlas.legend(colours) || "", place, smallTable(titles, rows)),
-      section("what splits a SuperKernel", smallTable([{ title: "reason" }, { title: "count", number: true }, { title: "kernel types" }], cuts)),
-      advice.order.length ? section("what to do first", h("p", {}, `${advice.model}: ${advice.answers.join("; ")}`),
-        h("pre", {}, advice.snippet.join("\n")), ...[advice.experiments, advice.top_down].map((plan) => h("ol", {}, ...plan.map((line) => h("li", {}, line))))) : null,
-    ];
-  }
-
-  opatlas.pages = { collectives: collectivesPage, models: modelsPage, scopes: scopesPage };
+  opatlas.pages = { collectives: collectivesPage, models: modelsPage };
 })();

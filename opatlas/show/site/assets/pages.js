@@ -61,8 +61,7 @@
         names.has("databases") ? link("#/databases", "comparison") : null,
         overview.types.some((each) => each.collective) ? link("#/collectives", "collectives") : null,
         overview.diagnosis ? link("#/diagnosis", "diagnosis") : null,
-        overview.models.length ? link("#/models", "models") : null,
-        overview.superkernel ? link("#/superkernel", "SuperKernel") : null),
+        overview.models.length ? link("#/models", "models") : null),
       h("div", { class: "settings" },
         choice("language", "language", [["en", "English"], ["zh", "中文"]], opatlas.language), " ",
         choice("theme", "theme", [["system", t("as the system")], ["light", t("light")], ["dark", t("dark")]], opatlas.setting("theme") || "system")));
@@ -434,7 +433,6 @@
       : kind === "implementations" || kind === "databases" ? await comparisonPage(overview, kind, state)
       : kind === "collectives" ? await opatlas.pages.collectives(overview)
       : kind === "models" ? opatlas.pages.models(overview)
-      : kind === "superkernel" ? opatlas.pages.scopes(overview)
       : kind === "diagnosis" ? diagnosisPage(overview, state)
       : [h("h1", {}, t("there is no such page"))];
     if (own !== latest) return;

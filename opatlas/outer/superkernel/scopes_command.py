@@ -7,9 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
-
-import pandas as pd
 
 from opatlas.capture.capture_discovery import find_captures, kind_of_capture, op_summaries
 from opatlas.capture.launches import is_collective
@@ -18,12 +15,11 @@ from opatlas.errors import OpAtlasError, TableError
 from opatlas.formats import microseconds, percent
 from opatlas.row.quality import standard_deviation
 from opatlas.show.result import Column, Fields, Part, Result, Table
-from opatlas.show.site.pages import ReportPage
 from opatlas.text import Word, pluralize
 
 from .advice import CHECKS, LEAST_RUNS, MOST_RUNS, ScopeAdvice, advise, analysis_as_json
 from .scopes import CAP_US, GATE, SYNC_US, ScopeAnalysis, analyse
-from .structure import StepPhase, StepSource, find_structure, known_types, matches, phase_of, read_module_map
+from .structure import StepPhase, StepSource, find_structure, known_types, matches, phase_of
 
 #: Sums of two such times are int64.
 _MOST_NS = 1 << 61
@@ -232,11 +228,10 @@ def _checks(old: StepTimes, new: StepTimes, gain: float) -> Iterator[ValidationC
 _TYPES_SHOWN = 3
 
 
-def find_scopes(capture: Path, module_map: Path | None, phase: str | None) -> Result:
+def find_scopes(capture: Path) -> Result:
     """Returns the scopes of a capture. Raises OpAtlasError."""
     timeline = read_timeline(capture)
-    module_of = None if module_map is None else read_module_map(module_map)
-    analysis = analyse(timeline, module_of=module_of, phase=None if phase is None else StepPhase(phase))
+    analysis = analyse(timeline)
     advice = advise(analysis)
     return Result(list(_parts(timeline, analysis, advice)), analysis_as_json(timeline, analysis, advice))
 
@@ -297,17 +292,6 @@ def _commands(names: Sequence[str]) -> Table:
         "to check by a command",
         detail=True,
     )
-
-
-class SuperKernelPage(ReportPage):
-    """The page of `opatlas report` that shows the scopes of a capture."""
-
-    def content(self, tables: Sequence[pd.DataFrame], capture: Path | None) -> dict[str, Any] | None:
-        if capture is None:
-            return None
-        timeline = read_timeline(capture)
-        analysis = analyse(timeline)
-        return analysis_as_json(timeline, analysis, advise(analysis))
 
 
 def _parts(timeline: LaunchTimeline, analysis: ScopeAnalysis, advice: ScopeAdvice) -> Iterator[Part]:
