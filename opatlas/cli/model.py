@@ -18,7 +18,7 @@ from opatlas.ask.query.database import OpenDatabase
 from opatlas.ask.query.database import open as open_database
 from opatlas.ask.query.model_cost import ModelCost, PartCost, PartField
 from opatlas.ask.query.next_rows import NextRows
-from opatlas.ask.query.sweep import ComparedPoint, ServedPoint, SweptStep, served_costs, step_costs, write_plot
+from opatlas.ask.query.sweep import ComparedPoint, Served, SweptStep, served_costs, step_costs, write_plot
 from opatlas.data.database import Database
 from opatlas.data.fold import add_rows
 from opatlas.data.manifest import Manifest, code_digest, this_machine
@@ -113,7 +113,7 @@ def model(
         opened = open_database(place)
         with progress(f"{against.name}, calls", None) as advance:
             served = served_costs(opened, against, model.model, implementation, lambda _: advance(1))
-        return Result([*_served_parts(*served)], json=_served_json(*served))
+        return Result([*_served_parts(served)], json=_served_json(served))
     lengths = [(0, 0, words) for words in sequences]
     if batch or context or not sequences:
         lengths += product(batch or (model.batch,), context or (model.context,), ("" if batch else model.sequences,))
@@ -146,25 +146,11 @@ def model(
     if plot is not None:
         write_plot(plot, costs)
     if trace is not None:
-<<<<<<< HEAD
         write_trace(trace, chain.from_iterable(map(model_slices, costs)))
-    written = Fields({"plot": plot and str(plot), "trace": trace and str(trace)}, "written")
-    files = [written] if plot or trace else []
-    if len(found) == len(costs) == 1:
-        return Result([*_cost_parts(costs[0]), *files], json=_cost_json(costs[0]))
-    return Result([*_sweep_parts(name, found), *files], json=[*map(_swept_json, found)])
-||||||| 72455e5c
-        write_trace(trace, chain.from_iterable(model_slices(cost) for _, cost, _ in found if cost is not None))
-    if len(found) == 1 and found[0][1] is not None:
-        return Result([*_cost_parts(found[0][1])], json=_cost_json(found[0][1]))
-    return Result([*_sweep_parts(name, found)], json=[*map(_swept_json, found)])
-=======
-        write_trace(trace, chain.from_iterable(model_slices(cost) for _, cost, _ in found if cost is not None))
     written = [f"written: {path}" for path in (plot, trace) if path is not None]
-    if len(found) == 1 and found[0][1] is not None:
-        return Result([*_cost_parts(found[0][1]), *written], json=_cost_json(found[0][1]))
+    if len(found) == len(costs) == 1:
+        return Result([*_cost_parts(costs[0]), *written], json=_cost_json(costs[0]))
     return Result([*_sweep_parts(name, found), *written], json=[*map(_swept_json, found)])
->>>>>>> main
 
 
 def _names() -> Table:
@@ -321,16 +307,20 @@ def _sweep_parts(name: str, found: Sequence[SweptStep]) -> Iterator[Part]:
     )
 
 
-def _served_json(found: Sequence[ComparedPoint], left: Sequence[tuple[ServedPoint, str]]) -> dict[str, object]:
+def _served_json(served: Served) -> dict[str, object]:
+    left_out = {"refused": served.refused, "dropped": served.dropped}
     return {
-        "points": [msgspec.structs.asdict(each.point) | each.figures for each in found],
-        "left_out": [msgspec.structs.asdict(point) | {"why": why} for point, why in left],
+        "points": [msgspec.structs.asdict(each.point) | each.figures for each in served.points],
+        **{
+            name: [msgspec.structs.asdict(point) | {"why": why} for point, why in left]
+            for name, left in left_out.items()
+        },
     }
 
 
-def _served_parts(found: Sequence[ComparedPoint], left: Sequence[tuple[ServedPoint, str]]) -> Iterator[Part]:
+def _served_parts(served: Served) -> Iterator[Part]:
     """Yields the errors of predictions of served times: by model and engine, the worst points, and those left out."""
-    counted = sorted(found, key=lambda each: -abs(each.error))
+    counted = sorted(served.points, key=lambda each: -abs(each.error))
     groups: dict[tuple[str, str], list[ComparedPoint]] = {}
     for each in counted:
         groups.setdefault((each.point.model, each.point.engine), []).append(each)
@@ -342,13 +332,16 @@ def _served_parts(found: Sequence[ComparedPoint], left: Sequence[tuple[ServedPoi
         sizes = [abs(each.error) for each in group]
         middle, added = (median(getattr(each, name) for each in group) for name in ("error", "added_us"))
         covered, lacks = sum(each.covered for each in group), median(each.cost.missing_calls_share for each in group)
-        counts = (covered, lacks or None, added)
+        after = [abs(each.fitted_error) for each in group if each.fitted_error is not None]
+        fitted = (group[0].fitted_us if all(names) else None, median(after) if after else None)
+        counts = (covered, lacks or None, added, *fitted)
         summary.append((*names, len(group), middle, median(sizes), sizes[len(sizes) // 10], *counts))
     missing = Column("missing calls", percent)
     of_points = ("points", error, Column("|error|", percent), Column("p90", percent), "in the interval", missing)
-    if found:
+    if summary:
+        adds, fit = Column("server adds(us a layer)", number), Column("to other models", number)
         yield Table(
-            ("model", "engine", *of_points, Column("server adds(us a layer)", number)),
+            ("model", "engine", *of_points, adds, fit, Column("|error| with that", percent)),
             summary,
             title="predicted against served, medians",
         )
@@ -368,14 +361,16 @@ def _served_parts(found: Sequence[ComparedPoint], left: Sequence[tuple[ServedPoi
         )
         differs = {f"unlike {each.point.model}": "; ".join(each.cost.differs) for each in counted}
         yield Fields(differs, "models", detail=True)
-    if left:
-        reasons = Counter((point.model, point.engine, why) for point, why in left)
-        yield Table(
-            ("model", "engine", "points", "why"),
-            [(*names, count, why) for (*names, why), count in reasons.items()],
-            title=f"left out: {len(left)} of {len(left) + len(found)}",
-            detail=True,
-        )
+    count = len(served.points) + len(served.refused) + len(served.dropped)
+    for name, left in (("refused", served.refused), ("dropped", served.dropped)):
+        if left:
+            reasons = Counter((point.model, point.engine, why) for point, why in left)
+            yield Table(
+                ("model", "engine", "points", "why"),
+                [(*names, count, why) for (*names, why), count in reasons.items()],
+                title=f"{name}: {len(left)} of {count}",
+                detail=True,
+            )
 
 
 def _note(part: PartCost) -> str:
