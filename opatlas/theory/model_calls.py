@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from statistics import mean
+from math import sqrt
+from statistics import NormalDist, mean
 from typing import Any
 
 from opatlas.errors import OpAtlasError, UsageError
@@ -319,6 +320,9 @@ class _ModelStep:
         own = -(-tokens // self.tp) if travels else tokens * replicas
         width = experts.width if ep > 1 else experts.width // (self.tp * replicas)
         rows = -(-tokens * experts.top_k // self.tp) if ep > 1 else own * experts.top_k
+        is_random = self.step.routing == "random"
+        # All wait for the device whose experts are chosen most.
+        rows = round(_most(rows, 1 / ep, ep)) if is_random else rows
         router = {"m": own, "e": experts.count, "top": experts.top_k}
         if replicas > 1:
             yield self.collective("tokens_all_gather", ALL_GATHER, replicas, tokens * hidden, layers)
@@ -328,15 +332,17 @@ class _ModelStep:
         if travels:
             yield self.collective("dispatch", ALL_TO_ALL, ep, own * experts.top_k * hidden, layers)
         for part, size in (("gate_up", hidden), ("down", width)):
-            yield from self.quantization(f"experts_{part}", rows, size, layers)
+            # Tokens are quantized before they are copied.
+            yield from self.quantization(f"experts_{part}", own if part == "gate_up" else rows, size, layers)
             scaled = "_blocks" if self.scales == "blocks" else "_quantized"
             product = f"grouped_{part}{scaled if self.quantized else ''}"
             of = partial(self.call, f"experts_{part}", "GroupedMatmul", product, layers, m=rows, w=width)
             grouped = of(e=experts.count // ep)
-            if self.step.routing == "random":
+            if is_random:
                 # Weights of experts without rows are not read.
                 some = 1 - (1 - experts.top_k / experts.count) ** (tokens * self.step.replicas)
-                few = of(e=max(round(some * experts.count / ep), 1))
+                chosen = _most(some * experts.count / ep, some, ep)
+                few = of(e=min(max(round(chosen), 1), experts.count // ep))
                 grouped = replace(grouped, cells={**grouped.cells, EXPERT_LOAD: "random"}, nearest=few.cells)
             yield grouped
             if part == "gate_up":
@@ -457,6 +463,16 @@ class _ModelStep:
 
 def _queries(groups: Sequence[Sequences]) -> int:
     return sum(group.n * group.queries for group in groups)
+
+
+def _most(usual: float, share: float, devices: int) -> float:
+    """Returns the largest of the numbers of things that fall to each of some devices by chance, in the median.
+
+    Args:
+        usual: their mean.
+        share: of all places on a device that a thing may fall to, those that are taken.
+    """
+    return usual + NormalDist().inv_cdf(0.5 ** (1 / devices)) * sqrt(usual * (1 - share))
 
 
 def _alike(groups: Sequence[Sequences]) -> list[list[Sequences]]:
