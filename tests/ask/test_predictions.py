@@ -15,7 +15,7 @@ from threadpoolctl import threadpool_info
 import opatlas
 from opatlas.ask.query.kernel_model import Predictions, RegimeModel
 from opatlas.ask.query.question import ask
-from opatlas.theory.model_calls import call_cells
+from opatlas.theory.space import call_cells
 from tests.ask.tables import RUN, product_rows, write_table
 
 Size = tuple[int, int, int]
