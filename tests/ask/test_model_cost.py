@@ -208,7 +208,8 @@ def test_parts_say_how_their_rows_were_measured(tmp_path: Path, capsys: pytest.C
     assert conditions == {("cold", "cupti")}
     assert {(part.device, part.cache, part.instrument) for part in found.missing} == {("", "", "")}
     assert found.us_by("cache") == {"cold": pytest.approx(found.us)}
-    assert main(["model", MODEL, "--tp", "2", "--batch", "64", "--context", "4096", str(place)]) == 0
+    asked = ["model", MODEL, "--tp", "2", "--batch", "64", "--context", "4096", str(place)]
+    assert main([*asked, "--format", "text"]) == 0
     assert {"cold", "cupti"} <= set(capsys.readouterr().out.split())
 
 
