@@ -322,4 +322,4 @@ def _comparison(session: Session) -> Iterator[Part]:
             if (basis := evidence(rows, databases[number])) is not None:
                 yield basis
             if (table := rows_table(rows, databases[number])).rows:
-                yield table
+                yield table.most_important(_MOST_COMPARED)

@@ -29,14 +29,11 @@ from opatlas.row.versions import Versions, detect
 from opatlas.run.registry import replays_of_bench
 from opatlas.show.parameters import reads
 from opatlas.show.result import Column, Fields, Part, Result, Table
-from opatlas.text import close_matches, printable, shortened
+from opatlas.text import close_matches, printable
 
 _MAKES = "`opatlas ingest --profiling-path` makes a database"
 #: A captured row becomes at most so many rows, one for each distinct record.
 _MOST_ROWS = 100
-#: The largest number of rows of a table; the reports and the JSON have all.
-_SHOWN = 10
-_LONGEST_NAME = 60
 _SHARE = Column("of captured time", percent)
 _NO_KERNELS = (
     "no kernels of a device: record with ProfilerActivity.CUDA; a trace of the capture of CUDA graphs has only their "
@@ -180,7 +177,7 @@ def _capture_parts(
     yield from _table(
         ("left out", "kernel type or operator", "launches", _SHARE, "first"),
         [
-            (reason.value, shortened(each.kernel_type, _LONGEST_NAME), each.count, each.share, first.get(reason))
+            (reason.value, each.kernel_type, each.count, each.share, first.get(reason))
             for reason, each in account.time_left_out
         ],
     )
@@ -278,7 +275,7 @@ def _fill(database: Database, files: Sequence[Path], total_mb: float, batches: S
     return Result([facts, written, *tables], {"attention_records": {**counts, "problems": problems}}, problems)
 
 
-def _table(columns: Sequence[Column | str], rows: Sequence[Sequence[Any]]) -> Iterator[Table]:
-    """Yields a table of the first rows; none without rows."""
+def _table(columns: Sequence[Column | str], rows: Sequence[Sequence[Any]], *, detail: bool = False) -> Iterator[Table]:
+    """Yields a table; none without rows."""
     if rows:
-        yield Table(columns, rows[:_SHOWN], left_out=len(rows[_SHOWN:]))
+        yield Table(columns, rows, detail=detail)

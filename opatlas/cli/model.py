@@ -18,7 +18,7 @@ from opatlas.ask.query.database import OpenDatabase
 from opatlas.ask.query.database import open as open_database
 from opatlas.ask.query.model_cost import ModelCost, PartCost, PartField
 from opatlas.ask.query.next_rows import NextRows
-from opatlas.ask.query.sweep import ComparedPoint, ServedPoint, SweptStep, served_costs, step_costs, write_plot
+from opatlas.ask.query.sweep import ComparedPoint, Served, SweptStep, served_costs, step_costs, write_plot
 from opatlas.data.database import Database
 from opatlas.data.fold import add_rows
 from opatlas.data.manifest import Manifest, code_digest, this_machine
@@ -40,8 +40,6 @@ from opatlas.theory.sources import resolve_model
 
 #: What a table says of a part, by `PartCost.composed`.
 _COMPOSED = {True: "composition", None: "may be composition", False: ""}
-#: How many served points a table shows.
-_POINTS_SHOWN = 8
 #: The properties of `ModelCost` that JSON has.
 _OF_SUM = (
     *("model", "database", "stack", "dtype", "layers", "differs"),
@@ -115,7 +113,7 @@ def model(
         opened = open_database(place)
         with progress(f"{against.name}, calls", None) as advance:
             served = served_costs(opened, against, model.model, implementation, lambda _: advance(1))
-        return Result([*_served_parts(*served)], json=_served_json(*served))
+        return Result([*_served_parts(served)], json=served.figures)
     lengths = [(0, 0, words) for words in sequences]
     if batch or context or not sequences:
         lengths += product(batch or (model.batch,), context or (model.context,), ("" if batch else model.sequences,))
@@ -144,13 +142,14 @@ def model(
     if next is not None:
         added = 0 if dry_run or not rows.rows else _add(Database(opened.path), rows, steps, started_at)
         return Result([*_next_parts(opened, rows, added)], json=_next_json(rows))
+    costs = [cost for _, cost, _ in found if cost is not None]
     if plot is not None:
-        write_plot(plot, [cost for _, cost, _ in found if cost is not None])
+        write_plot(plot, costs)
     if trace is not None:
-        write_trace(trace, chain.from_iterable(model_slices(cost) for _, cost, _ in found if cost is not None))
+        write_trace(trace, chain.from_iterable(map(model_slices, costs)))
     written = [f"written: {path}" for path in (plot, trace) if path is not None]
-    if len(found) == 1 and found[0][1] is not None:
-        return Result([*_cost_parts(found[0][1]), *written], json=_cost_json(found[0][1]))
+    if len(found) == len(costs) == 1:
+        return Result([*_cost_parts(costs[0]), *written], json=_cost_json(costs[0]))
     return Result([*_sweep_parts(name, found), *written], json=[*map(_swept_json, found)])
 
 
@@ -201,31 +200,36 @@ def _cost_parts(cost: ModelCost) -> Iterator[Part]:
     low, high = cost.interval_us
     name = "sum without missing(us)" if cost.missing else "sum(us)"
     of_kernels = f"90 %: {microseconds(low)} to {microseconds(high)}, of kernels"
-    of_bytes = f"{percent(cost.missing_bytes_share)} of all bytes"
+    missing = ", ".join(dict.fromkeys(part.part for part in cost.missing))
     yield Fields(
         {
-            name: (round(cost.us), of_kernels) if cost.us else None,
             **_step_fields(cost),
-            "missing calls": (percent(cost.missing_calls_share), of_bytes) if cost.missing else None,
+            name: (round(cost.us), of_kernels) if cost.us else None,
+            "missing calls": (percent(cost.missing_calls_share), missing) if cost.missing else None,
             "tokens/s": None if cost.tokens_per_s is None else round(cost.tokens_per_s),
-            "a layer(us)": (round(cost.us_in_layers / cost.layers), f"mean of {cost.layers}"),
-            "outside of layers(us)": round(cost.us - cost.us_in_layers),
             "memory": str(cost.memory),
-            "tokens of cache left": cost.memory.tokens_left,
+            "how": _shares(cost, "how"),
+            "device": _shares(cost, "device"),
+            "stack": ", ".join(cost.stack),
+            "unlike the model": "; ".join(cost.differs),
         },
         title=f"{msgspec.structs.replace(cost.step, model=cost.model)}, {cost.dtype}",
     )
-    fields: tuple[PartField, ...] = ("how", "device", "source", "cache", "instrument")
+    fields: tuple[PartField, ...] = ("source", "cache", "instrument")
     yield Fields(
         {
-            "unlike the model": "; ".join(cost.differs),
+            "a layer(us)": (round(cost.us_in_layers / cost.layers), f"mean of {cost.layers}"),
+            "outside of layers(us)": round(cost.us - cost.us_in_layers),
+            "tokens of cache left": cost.memory.tokens_left,
+            "missing bytes": percent(cost.missing_bytes_share) if cost.missing else None,
             **{field: _shares(cost, field) for field in fields},
             "compositions": _share(cost.composition_us, cost),
             "may be compositions": _share(cost.untold_us, cost),
             "other dtypes": _share(cost.other_dtypes_us, cost),
-            "stack": ", ".join(cost.stack),
             "database": str(cost.database),
-        }
+        },
+        title="layers, measurements",
+        detail=True,
     )
     us, notes = Column("each(us)", microseconds), list(map(_note, cost.parts))
     note = Column("note", wide=not any(notes))
@@ -245,6 +249,7 @@ def _cost_parts(cost: ModelCost) -> Iterator[Part]:
             for part, words in zip(cost.parts, notes, strict=True)
         ],
         title="parts",
+        weight=lambda row: row[4] or 0.0,
     )
 
 
@@ -302,16 +307,9 @@ def _sweep_parts(name: str, found: Sequence[SweptStep]) -> Iterator[Part]:
     )
 
 
-def _served_json(found: Sequence[ComparedPoint], left: Sequence[tuple[ServedPoint, str]]) -> dict[str, object]:
-    return {
-        "points": [msgspec.structs.asdict(each.point) | each.figures for each in found],
-        "left_out": [msgspec.structs.asdict(point) | {"why": why} for point, why in left],
-    }
-
-
-def _served_parts(found: Sequence[ComparedPoint], left: Sequence[tuple[ServedPoint, str]]) -> Iterator[Part]:
+def _served_parts(served: Served) -> Iterator[Part]:
     """Yields the errors of predictions of served times: by model and engine, the worst points, and those left out."""
-    counted = sorted(found, key=lambda each: -abs(each.error))
+    counted = sorted(served.points, key=lambda each: -abs(each.error))
     groups: dict[tuple[str, str], list[ComparedPoint]] = {}
     for each in counted:
         groups.setdefault((each.point.model, each.point.engine), []).append(each)
@@ -323,18 +321,21 @@ def _served_parts(found: Sequence[ComparedPoint], left: Sequence[tuple[ServedPoi
         sizes = [abs(each.error) for each in group]
         middle, added = (median(getattr(each, name) for each in group) for name in ("error", "added_us"))
         covered, lacks = sum(each.covered for each in group), median(each.cost.missing_calls_share for each in group)
-        counts = (covered, lacks or None, added)
+        after = [abs(each.fitted_error) for each in group if each.fitted_error is not None]
+        fitted = (group[0].fitted_us if all(names) else None, median(after) if after else None)
+        counts = (covered, lacks or None, added, *fitted)
         summary.append((*names, len(group), middle, median(sizes), sizes[len(sizes) // 10], *counts))
     missing = Column("missing calls", percent)
     of_points = ("points", error, Column("|error|", percent), Column("p90", percent), "in the interval", missing)
-    if found:
+    if summary:
+        adds, fit = Column("server adds(us a layer)", number), Column("to other models", number)
         yield Table(
-            ("model", "engine", *of_points, Column("server adds(us a layer)", number)),
+            ("model", "engine", *of_points, adds, fit, Column("|error| with that", percent)),
             summary,
             title="predicted against served, medians",
         )
     rows = list[Sequence[Any]]()
-    for each in counted[:_POINTS_SHOWN]:
+    for each in counted:
         cost, step = each.cost, each.cost.step
         asked = (each.point.model, each.point.engine, step.tp, step.ep, step.replicas, step.batch, step.context)
         us = (each.point.tpot_ms * 1000, each.told.us, *each.told.interval_us)
@@ -345,17 +346,20 @@ def _served_parts(found: Sequence[ComparedPoint], left: Sequence[tuple[ServedPoi
         yield Table(
             (*sizes_of_step, *ms, error, missing),
             rows,
-            title="the worst points; --json has all",
-            left_out=len(counted) - len(rows),
+            title="points, the worst first",
         )
-        yield Fields({f"unlike {each.point.model}": "; ".join(each.cost.differs) for each in counted})
-    if left:
-        reasons = Counter((point.model, point.engine, why) for point, why in left)
-        yield Table(
-            ("model", "engine", "points", "why"),
-            [(*names, count, why) for (*names, why), count in reasons.items()],
-            title=f"left out: {len(left)} of {len(left) + len(found)}",
-        )
+        differs = {f"unlike {each.point.model}": "; ".join(each.cost.differs) for each in counted}
+        yield Fields(differs, "models", detail=True)
+    count = len(served.points) + len(served.refused) + len(served.dropped)
+    for name, left in (("refused", served.refused), ("dropped", served.dropped)):
+        if left:
+            reasons = Counter((point.model, point.engine, why) for point, why in left)
+            yield Table(
+                ("model", "engine", "points", "why"),
+                [(*names, count, why) for (*names, why), count in reasons.items()],
+                title=f"{name}: {len(left)} of {count}",
+                detail=True,
+            )
 
 
 def _note(part: PartCost) -> str:
@@ -412,7 +416,7 @@ def _next_parts(opened: OpenDatabase, found: NextRows, added: int) -> Iterator[P
             "with rows that wait": (percent(waiting), f"{found.waiting:,} rows") if found.waiting else None,
             "with rows to measure": (percent(after), f"{len(found.rows):,} rows"),
         },
-        title="expected error of the step",
+        title="expected error of the step: of its kernels' rows, without collectives and the spread of machines",
     )
     yield Fields({"database": str(opened.path), "rows added": added})
     if added:

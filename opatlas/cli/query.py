@@ -28,9 +28,6 @@ from opatlas.text import parse_whole
 if TYPE_CHECKING:
     import pandas as pd
 
-#: The rows that the text names.
-_SHOWN = 3
-
 
 def query(
     database: Annotated[str, Parameter(name="DB")],
@@ -107,9 +104,8 @@ def _parts(answer: QueryResult) -> Iterator[Part]:
     us = Column("duration(us)", microseconds)
     yield Table(
         ("row", us, "run"),
-        [(row.case_id, row.duration_us, row.run_id) for row in answer.rows[:_SHOWN]],
+        [(row.case_id, row.duration_us, row.run_id) for row in answer.rows],
         title="row" if answer.how is How.MEASURED else "nearest rows",
-        left_out=len(answer.rows[_SHOWN:]),
     )
     if answer.rivals:
         yield Table(

@@ -72,33 +72,36 @@ def _page(found: Overview) -> Iterator[Part]:
     yield Fields(
         {
             "device": found.folder or found.device or "not known",
-            "replayed on": _counts(found.devices, "runs"),
-            "captured on": _counts(found.captured_on, "ingests"),
             "not answered from": ", ".join(_others(found)),
             "shipped": found.shipped,
             "compared with": ", ".join(found.implementations),
-            "newest run": _day(found),
+            "kernel types": len(found.kernel_types),
+            **{what: found.total(what) or None for what in _NUMBERS},
             "noise": percent(median(noise)) if noise else None,
+            "runs": found.runs,
+            "newest run": _day(found),
         },
         title=found.path,
     )
     yield Fields(
         {
-            "runs": found.runs,
+            "replayed on": _counts(found.devices, "runs"),
+            "captured on": _counts(found.captured_on, "ingests"),
             "ingests": found.ingests,
             "unmerged journals": found.unmerged or None,
-            "kernel types": len(found.kernel_types),
-            **{what: found.total(what) or None for what in _NUMBERS},
-        }
+        },
+        title="runs",
+        detail=True,
     )
     by_cell = [(what, cell, rows) for what in _COUNTED for cell, rows in found.counts(what).items()]
     if by_cell:
-        yield Table(("column", "cell", "rows"), by_cell)
+        yield Table(("column", "cell", "rows"), by_cell, "cells", detail=True)
     if found.kernel_types:
         shown = _shown([found], _NUMBERS)
         yield Table(
             ("kernel type", *(Column(what, _unless_zero) for what in shown), Column("noise", percent)),
             [(each.kernel_type, *(getattr(each, what) for what in shown), each.noise) for each in found.kernel_types],
+            weight=lambda row: row[1],
         )
         yield "noise: standard deviation / mean of a measured row, the median of all; missing: neither kind of duration"
 

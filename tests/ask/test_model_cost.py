@@ -208,7 +208,8 @@ def test_parts_say_how_their_rows_were_measured(tmp_path: Path, capsys: pytest.C
     assert conditions == {("cold", "cupti")}
     assert {(part.device, part.cache, part.instrument) for part in found.missing} == {("", "", "")}
     assert found.us_by("cache") == {"cold": pytest.approx(found.us)}
-    assert main(["model", MODEL, "--tp", "2", "--batch", "64", "--context", "4096", str(place)]) == 0
+    asked = ["model", MODEL, "--tp", "2", "--batch", "64", "--context", "4096", str(place)]
+    assert main([*asked, "--format", "text"]) == 0
     assert {"cold", "cupti"} <= set(capsys.readouterr().out.split())
 
 
@@ -275,18 +276,23 @@ def test_served_times_are_compared_and_points_left_out_are_listed(
         {"kv_load": 0.95},
         {"tp": 3},
         {"concurrency": 65},
+        {"model": "w", "tpot_ms": us / 1000 * 2},
     ]
     served = tmp_path / "served.csv"
     pd.DataFrame([point, *({**point, **other} for other in others)]).to_csv(served, index=False)
     assert main(["model", "all", str(place), "--against", str(served), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    points, left = found["points"], found["left_out"]
-    assert [each["concurrency"] for each in points] == [64, 65]
+    points, left, dropped = found["points"], found["refused"], found["dropped"]
+    assert [each["concurrency"] for each in points] == [64, 65, 64]
     assert points[0]["error"] == pytest.approx(0.5)
     words = [each["why"] for each in left]
-    assert all(word in why for word, why in zip(("H100", "mxfp4", "x/y", "cache", "tp 3"), words, strict=True))
+    assert all(word in why for word, why in zip(("H100", "mxfp4", "x/y", "tp 3"), words, strict=True))
+    assert ["cache" in each["why"] for each in dropped] == [True]
+    # Of `q` the engine is fitted on `w`, which takes twice its kernels.
+    assert points[0]["fitted_us"] == pytest.approx(us / resolve_model(MODEL).layers)
+    assert points[0]["fitted_error"] == pytest.approx(2 * 1.5 - 1)
     assert main(["model", "r", str(place), "--against", str(served)]) == 1
-    assert "no point of r: name one of q, or all" in capsys.readouterr().err
+    assert "no point of r: name one of q, w, or all" in capsys.readouterr().err
 
 
 def windowed(folder: Path) -> str:

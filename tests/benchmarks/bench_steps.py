@@ -50,7 +50,8 @@ _NOTHING = StepConstants(*[0.0] * 9)
 class Measured:
     """A measured step, in microseconds, without calls that have no rows; and the cost of its calls.
 
-    `in_place` has of each part the duration of its kernels and the gap before them; of plain torch's steps nothing.
+    `in_place` has of each part the duration of its kernels, the gap before them, and its duration alone; of plain
+    torch's steps nothing.
     """
 
     name: str
@@ -59,7 +60,7 @@ class Measured:
     kernels_us: float | None
     mhz: float
     cost: ModelCost
-    in_place: Mapping[str, tuple[float, float]]
+    in_place: Mapping[str, tuple[float, float, float]]
 
     @property
     def kind(self) -> str:
@@ -149,16 +150,11 @@ def stored(db: OpenDatabase) -> Iterator[Measured]:
             step = Step.read(row["Step"])
             eager = row["Step Launch"] == "eager"
             step = msgspec.structs.replace(step, launch="eager") if eager else step
-            stack = [each.split()[0] for each in row["Step Stack"].split(";") if each.strip()]
-            cost = cost_of(db, str(step), row["Step Layers"], [*stack, "torch"])
-            # What an implementation of the stack refused, torch ran.
-            refused = [note.split()[0] for note in row["Assumptions"].split("; ") if " by torch: " in note]
-            if refused:
-                own = cost_of(db, str(step), row["Step Layers"], ["torch"]).parts
-                parts = [mine if part.part in refused else part for part, mine in zip(cost.parts, own, strict=True)]
-                cost = replace(cost, parts=parts)
+            cost = cost_of_stack(db, str(step), row)
             places = {part.part: _in_place(row, part.part) for part in cost.parts}
-            lost = [(part.calls * places[part.part][0], part.calls * sum(places[part.part])) for part in cost.missing]
+            lost = [
+                (part.calls * places[part.part][0], part.calls * sum(places[part.part][:2])) for part in cost.missing
+            ]
             us = float(row["Average Duration(us)"]) - sum(each for _, each in lost)
             told = row["MicroBench kernels(us)"]
             kernels = float(told) - sum(each for each, _ in lost) if told else None
@@ -168,9 +164,26 @@ def stored(db: OpenDatabase) -> Iterator[Measured]:
             )
 
 
-def _in_place(row: Mapping[str, str], part: str) -> tuple[float, float]:
-    own, gap = (float(row.get(f"MicroBench {part}{suffix}(us)") or 0) for suffix in ("", " gap"))
-    return own, gap
+def cost_of_stack(db: OpenDatabase, step: str, row: Mapping[str, str]) -> ModelCost:
+    """Returns the cost of a stored step: each kernel type answered by what ran it, else by torch."""
+    ran = dict[str, str]()
+    for text in filter(None, row["Step Stack"].split(";")):
+        name, *kernel_types = text.split()
+        ran |= dict.fromkeys(kernel_types, name)
+    refused = [note.split()[0] for note in row["Assumptions"].split("; ") if " by torch: " in note]
+    by_name = {
+        name: cost_of(db, step, row["Step Layers"], [name, "torch"]) for name in dict.fromkeys([*ran.values(), "torch"])
+    }
+    parts = [
+        by_name["torch" if part.part in refused else ran.get(part.kernel_type, "torch")].parts[place]
+        for place, part in enumerate(by_name["torch"].parts)
+    ]
+    return replace(by_name["torch"], parts=parts)
+
+
+def _in_place(row: Mapping[str, str], part: str) -> tuple[float, float, float]:
+    own, gap, alone = (float(row.get(f"MicroBench {part}{suffix}(us)") or 0) for suffix in ("", " gap", " alone"))
+    return own, gap, alone
 
 
 def cost_of(db: OpenDatabase, step: str, layers: str, implementation: Sequence[str] = ()) -> ModelCost:
@@ -255,21 +268,20 @@ def tell(title: str, told: list[tuple[Measured, StepConstants]]) -> bool:
     return is_good
 
 
-def tell_parts(db: OpenDatabase) -> None:
-    """Prints of each part of stored steps what a call takes longer in place than cold and alone, and the gap before."""
-    path = db.path / "steps" / "Step.csv"
-    rows = list(csv.DictReader(path.open(newline=""))) if path.is_file() else []
-    found: dict[str, list[tuple[float, float]]] = {}
-    for row in rows:
-        for column, cell in row.items():
-            part = column.removeprefix("MicroBench ").removesuffix(" alone(us)")
-            if part + " alone(us)" != column.removeprefix("MicroBench ") or row["Step Launch"] != "graph" or not cell:
-                continue
-            in_place, gap = (row.get(f"MicroBench {part}{suffix}(us)") or "nan" for suffix in ("", " gap"))
-            found.setdefault(part, []).append((float(in_place) - float(cell), float(gap)))
-    for part, values in found.items():
-        place, gap = np.nanmedian(values, axis=0)
-        print(f"{part:20} {len(values):3} steps  in place {place:+.2f} us  gap {gap:.2f} us")
+def tell_parts(steps: Iterable[Measured]) -> None:
+    """Prints of each part of steps in a graph what a call takes longer in place than alone, and than its row says; the
+    gap before it; and how much of the step its row is too short, in the median and at most."""
+    found: dict[str, list[tuple[float, ...]]] = {}
+    for each in steps:
+        for part in each.cost.parts if each.in_place and not each.cost.step.is_eager else ():
+            own, gap, alone = each.in_place[part.part]
+            late = own - (part.us_per_call or 0.0)
+            found.setdefault(part.part, []).append((own - alone, late, gap, late * part.calls / each.us))
+    for name, values in found.items():
+        place, late, gap, share = np.nanmedian(values, axis=0)
+        most = max((value[3] for value in values), key=abs)
+        told = f"in place {place:+.2f} us, over its row {late:+.2f} us, gap {gap:.2f} us"
+        print(f"{name:20} {len(values):3} parts  {told}  {share:+.1%} of the step, at most {most:+.1%}")
 
 
 def main() -> None:
@@ -288,7 +300,7 @@ def main() -> None:
     worst = [(each.error(constants), name, each) for name, own, constants in columns for each in own]
     for error, name, each in sorted(worst, key=lambda found: -abs(found[0]))[:10]:
         print(f"{error:+.1%} {name}: {each.name} ({each.machine})")
-    tell_parts(db)
+    tell_parts(steps)
     sys.exit(not all(good))
 
 

@@ -7,8 +7,7 @@ import subprocess
 import pytest
 from npu_environment import REPOSITORY, environment_variables
 
-from opatlas.outer.doctor.command import PROBES
-from opatlas.outer.doctor.probe import State, Target, Verdict
+from opatlas.outer.doctor.stages import STAGES, State, Target, Verdict
 from opatlas.run.process.messages import decode, encode
 
 
@@ -19,21 +18,14 @@ def verdict_of(npu_python, tmp_path):
     def run(name, **environment):
         target, verdict = tmp_path / "target", tmp_path / "verdict"
         target.write_bytes(encode(Target("npu", "npu")))
-        module = PROBES[name].function.__module__
-        command = [npu_python, "-m", "opatlas.outer.doctor.probe", module, name, target, verdict]
+        module = STAGES[name].examine.__module__
+        command = [npu_python, "-m", "opatlas.outer.doctor.command", module, name, target, verdict]
         variables = environment_variables() | {"PYTHONPATH": str(REPOSITORY)} | environment
         done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0, done.stderr
         return decode(verdict.read_bytes(), Verdict)
 
     return run
-
-
-def test_torch_npu_without_a_device(verdict_of):
-    verdict = verdict_of("torch_npu", ASCEND_RT_VISIBLE_DEVICES="")
-    assert verdict.state is State.FAIL
-    assert "VISIBLE_DEVICES is ''" in verdict.detail
-    assert verdict.facts["version"] == "2.13.0"
 
 
 def test_operators_without_an_npu(verdict_of):

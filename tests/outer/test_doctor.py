@@ -1,4 +1,4 @@
-"""`opatlas doctor`: each probe, what it says of each way to fail, and that none can hurt another."""
+"""`opatlas doctor`: each stage, what it says of each way to fail, and that none can hurt another."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ from sessions import wait_for
 
 from opatlas.cli.main import main
 from opatlas.outer.doctor import command, stages
-from opatlas.outer.doctor.command import PROBES
-from opatlas.outer.doctor.probe import Probe, ProbeResult, State, Target, failed, passed, run_probe
-from opatlas.outer.doctor.stages import ROWS
+from opatlas.outer.doctor.command import run_stage
+from opatlas.outer.doctor.stages import ROWS, STAGES, Stage, State, Target, failed, passed
 from opatlas.run.devices import npu as npu_module
 
 pytestmark = pytest.mark.usefixtures("forks")
@@ -28,7 +27,7 @@ REPOSITORY = Path(__file__).parents[2]
 #: What a library may do to the process that touches it.
 _BAD_PROBES = """
 import ctypes, os, subprocess, sys
-from opatlas.outer.doctor.probe import passed
+from opatlas.outer.doctor.stages import passed
 from opatlas.errors import OpAtlasError
 
 def dies(target):
@@ -55,30 +54,34 @@ def good(target):
 
 @pytest.fixture
 def bad(tmp_path, monkeypatch):
-    """Gives a probe by its name."""
+    """Runs a stage of _BAD_PROBES."""
     tmp_path.joinpath("bad_probes.py").write_text(_BAD_PROBES)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{REPOSITORY}")
     monkeypatch.syspath_prepend(tmp_path)
     import bad_probes
 
-    yield lambda name: Probe(getattr(bad_probes, name), deadline_s=60)
+    def run(name, target=None, deadline_s=60.0):
+        monkeypatch.setitem(STAGES, name, Stage(getattr(bad_probes, name), deadline_s))
+        return run_stage(name, target or Target())
+
+    yield run
     del sys.modules["bad_probes"]
 
 
 def test_a_probe_that_dies_is_a_finding(bad):
-    result = run_probe(bad("dies"), Target())
-    assert result.verdict.state is State.FAIL
-    assert "SIGSEGV" in result.verdict.detail
-    assert "last words" in result.output
-    assert "in dies" in result.output
-    assert "exit code 7" in run_probe(bad("exits"), Target()).verdict.detail
+    verdict = bad("dies")
+    assert verdict.state is State.FAIL
+    assert "SIGSEGV" in verdict.detail
+    assert "last words" in verdict.output
+    assert "in dies" in verdict.output
+    assert "exit code 7" in bad("exits").detail
 
 
 def test_a_probe_that_hangs_is_ended_with_what_it_started(bad, tmp_path):
     mark = f"mark-of-{tmp_path.name}-{os.getpid()}"
-    result = run_probe(Probe(bad("hangs").function, deadline_s=3), Target(device=mark))
-    assert result.verdict.state is State.FAIL
-    assert "3 s" in result.verdict.detail
+    verdict = bad("hangs", Target(device=mark), 3.0)
+    assert verdict.state is State.FAIL
+    assert "3 s" in verdict.detail
 
     def has_ended() -> bool:
         processes = subprocess.run(["ps", "-eo", "stat,args"], capture_output=True, text=True, check=True).stdout
@@ -89,28 +92,28 @@ def test_a_probe_that_hangs_is_ended_with_what_it_started(bad, tmp_path):
 
 
 def test_what_a_probe_raises_is_a_finding(bad):
-    verdict = run_probe(bad("raises"), Target()).verdict
+    verdict = bad("raises")
     assert (verdict.state, verdict.detail) == (State.FAIL, "RuntimeError: no device")
     assert "and a long story" in verdict.facts["traceback"]
-    assert run_probe(bad("says"), Target()).verdict.detail == "no such thing: do that"
+    assert bad("says").detail == "no such thing: do that"
 
 
 def test_what_a_probe_is_told_and_tells(bad, tmp_path):
-    verdict = run_probe(bad("good"), Target("ATLAS", "npu", files=tmp_path)).verdict
+    verdict = bad("good", Target("ATLAS", "npu", tmp_path))
     assert (verdict.state, verdict.detail, verdict.facts) == (State.PASS, f"ATLAS npu {tmp_path}", {"number": 7})
 
 
-#: Probes that stand for all: the others are tested by themselves, and all together by an acceptance session.
-FEW = ("device", "packages", "replay")
+#: Stages that stand for all: the others are tested by themselves, and all together by an acceptance session.
+FEW = ("device", "replay")
 
 
 def test_a_cpu(tmp_path, monkeypatch, capsys):
     """The command with real probes, and its report."""
-    monkeypatch.setattr(command, "PROBES", {name: PROBES[name] for name in FEW})
+    monkeypatch.setattr(command, "STAGES", {name: STAGES[name] for name in FEW})
     monkeypatch.setenv("OPATLAS_API_KEY", "very secret")
     monkeypatch.setenv("VLLM_AUTH_HEADER", "very secret")
     path = tmp_path / "found.zip"
-    status = main(["doctor", "--device", "cpu", "--report", str(path)])
+    status = main(["doctor", "--format", "text", "--device", "cpu", "--report", str(path)])
     out = capsys.readouterr().out
     assert status == 0, out
     assert states(out) == dict.fromkeys(FEW, "pass")
@@ -118,8 +121,7 @@ def test_a_cpu(tmp_path, monkeypatch, capsys):
     with zipfile.ZipFile(path) as report:
         text = report.read("doctor.json").decode()
     found = json.loads(text)
-    facts = {probe["name"]: probe["facts"] for probe in found["probes"]}
-    assert facts["packages"]["installed"]["pytest"] == metadata.version("pytest")
+    assert found["packages"]["pytest"] == metadata.version("pytest")
     # The command prints which variables are in the file; those of secrets have no values.
     assert found["environment"]["OPATLAS_API_KEY"] == "(left out)"
     assert "very secret" not in text
@@ -132,9 +134,6 @@ def test_rows_that_are_not_measured(tmp_path, monkeypatch):
     assert verdict.state is State.FAIL
     assert {"Add", "invalid"} <= set(re.findall(r"\w+", verdict.detail))
     assert "--report" in verdict.remedy
-    verdict = stages.replay(Target("no_such_device", "cpu", files=tmp_path / "other"))
-    assert verdict.state is State.FAIL
-    assert "exit code 4" in verdict.detail
 
 
 @pytest.fixture
@@ -142,12 +141,12 @@ def doctor(monkeypatch, capsys):
     """The command, with verdicts of the test's own; gives status and stdout."""
 
     def run(*arguments, signs=(), kind="cpu", **verdicts):
-        def run_probe(probe, target, environment):
-            found = passed("1", kind=kind) if probe.name == "device" and kind else passed("fine")
+        def run_stage(name, target, environment):
+            found = passed("1", kind=kind) if name == "device" and kind else passed("fine")
             (target.files / "left.csv").write_text("OP Type\n")
-            return ProbeResult(verdicts.get(probe.name, found))
+            return verdicts.get(name, found)
 
-        monkeypatch.setattr(command, "run_probe", run_probe)
+        monkeypatch.setattr(command, "run_stage", run_stage)
         monkeypatch.setattr(stages, "signs_of_ascend", lambda: list(signs))
         status = main(["doctor", *arguments])
         return status, capsys.readouterr().out
@@ -182,21 +181,14 @@ BROKEN = failed("no CANN", "install it")
     ("options", "kind", "signs", "verdicts", "status", "expected"),
     [
         # What the device does not need may fail.
-        ([], "cpu", ["torch_npu"], {"torch_npu": BROKEN}, 0, {"torch_npu": "warn"}),
-        # What stands on a probe that fails does not say the same again.
-        (
-            [],
-            "npu",
-            ["torch_npu"],
-            {"torch_npu": BROKEN, "operators": BROKEN},
-            1,
-            {"torch_npu": "fail", "operators": "skip"},
-        ),
+        ([], "cpu", ["torch_npu"], {"cann": BROKEN}, 0, {"cann": "warn"}),
+        ([], "npu", ["torch_npu"], {"cann": BROKEN}, 1, {"cann": "fail", "operators": "pass"}),
         ([], "npu", ["torch_npu"], {"operators": failed("an older one")}, 0, {"operators": "warn"}),
+        # What stands on a stage that fails does not say the same again.
         ([], "", [], {"device": failed("two of them")}, 1, {"device": "fail", "replay": "skip", "group": "skip"}),
-        # Probes of an NPU run where there is a sign of one, or where one is asked for.
-        ([], "cpu", [], {"torch_npu": BROKEN}, 0, {"torch_npu": None, "npu_driver": None}),
-        (["--device", "npu"], "", [], {"torch_npu": BROKEN}, 1, {"torch_npu": "fail"}),
+        # Stages of an NPU run where there is a sign of one, or where one is asked for.
+        ([], "cpu", [], {"cann": BROKEN}, 0, {"cann": None, "npu_driver": None}),
+        (["--device", "npu"], "", [], {"cann": BROKEN}, 1, {"cann": "fail"}),
     ],
 )
 def test_the_state_of_each_step(doctor, options, kind, signs, verdicts, status, expected):
@@ -270,11 +262,13 @@ def npu(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}/usr/bin{os.pathsep}/bin")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (REPOSITORY, REPOSITORY / "tests" / "support"))))
     monkeypatch.setenv("PYTEST_ADDOPTS", "-p stand_in_npu_plugin")
+    # The stand-in has no events.
+    monkeypatch.setattr(npu_module.KIND, "events", None)
 
     def run(**environment):
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
-        return stages.replay(Target(stand_in_npu_plugin.NAME, "npu", files=files))
+        return stages.replay(Target(stand_in_npu_plugin.NAME, "npu", files))
 
     return run
 
@@ -287,16 +281,11 @@ def test_a_session_of_msprof(npu, tmp_path):
     assert (tmp_path / "files" / "rows" / "MatMulV3.csv").is_file()
 
 
-def group(files, **options):
-    return stages.group(Target("cpu", "cpu", files=files, **options))
-
-
 def test_two_ranks_add_up_a_message(tmp_path, monkeypatch):
-    verdict = group(tmp_path, with_group=True)
+    verdict = stages.group(Target("cpu", "cpu", tmp_path))
     assert verdict.state is State.PASS, verdict
     assert "hcom_allReduce_" in verdict.detail
-    assert group(tmp_path).state is State.SKIP
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "no-such-interface")
-    apart = group(tmp_path, with_group=True)
+    apart = stages.group(Target("cpu", "cpu", tmp_path))
     assert apart.state is State.FAIL
     assert "GLOO_SOCKET_IFNAME" in apart.remedy

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from opatlas.outer.doctor.probe import State, Target, Verdict
+from opatlas.outer.doctor.stages import State, Target, Verdict
 from opatlas.run.devices.npu_operators import OR
 from opatlas.run.registry import replay_spec, replays_of_bench
 
@@ -24,12 +24,11 @@ _PROBE = """
 import json
 from dataclasses import asdict
 from opatlas.outer.doctor import stages
-from opatlas.outer.doctor.probe import Target
 from opatlas.run.devices.device import DeviceSpec
 
 stages.available_devices = lambda name: [DeviceSpec("npu", opener="stand_in_npu:StandInNpu")]
 stages.import_torch_npu = lambda: None
-print("verdict", json.dumps(asdict(stages.operators(Target("npu", "npu")))))
+print("verdict", json.dumps(asdict(stages.operators(stages.Target("npu", "npu")))))
 """
 _REGISTER = """
 import torch
@@ -113,12 +112,13 @@ def test_kernels_that_cannot_be_loaded(verdict_of, vllm_ascend, tmp_path) -> Non
     assert "libnnopbase.so" in other_cann.detail
 
 
-def test_a_probe_may_have_the_environment_of_a_device_process(tmp_path, monkeypatch) -> None:
+def test_a_stage_may_have_the_environment_of_a_device_process(tmp_path, monkeypatch) -> None:
     """The loader reads LD_LIBRARY_PATH when a process starts, and not later."""
-    from opatlas.outer.doctor.probe import Probe, run_probe
+    from opatlas.outer.doctor.command import run_stage
+    from opatlas.outer.doctor.stages import STAGES, Stage
 
     (tmp_path / "own_probes.py").write_text(
-        "import os\nfrom opatlas.outer.doctor.probe import passed\n"
+        "import os\nfrom opatlas.outer.doctor.stages import passed\n"
         "def said(target):\n    return passed(os.environ.get('LD_LIBRARY_PATH', ''))\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -126,6 +126,6 @@ def test_a_probe_may_have_the_environment_of_a_device_process(tmp_path, monkeypa
     monkeypatch.syspath_prepend(tmp_path)
     import own_probes
 
-    found = run_probe(Probe(own_probes.said), Target(), {"LD_LIBRARY_PATH": "/opp/lib"})
-    assert found.verdict.detail == "/opp/lib"
+    monkeypatch.setitem(STAGES, "said", Stage(own_probes.said))
+    assert run_stage("said", Target(), {"LD_LIBRARY_PATH": "/opp/lib"}).detail == "/opp/lib"
     del sys.modules["own_probes"]

@@ -251,6 +251,15 @@ def test_experts_of_a_device(tp: int, ep: int, weights: str, tokens: int) -> Non
     assert call.calls_per_step == 58
 
 
+@pytest.mark.parametrize(("ep", "rows", "experts"), [(1, 32, 31), (8, 7, 6)])
+def test_with_random_routing_all_wait_for_the_device_whose_experts_are_chosen_most(
+    ep: int, rows: int, experts: int
+) -> None:
+    call = by_part(DEEPSEEK_V3, tp=8, ep=ep, batch=4)["experts_gate_up GroupedMatmul"]
+    x, weights = (shape.split(",")[0] for shape in call.nearest["Input Shapes"].split(";")[:2])
+    assert (int(x), int(weights)) == (rows, experts)
+
+
 def test_tokens_travel_only_where_experts_are_on_more_devices_than_the_attention() -> None:
     travelling = by_part(DEEPSEEK_V3, tp=1, ep=32)
 

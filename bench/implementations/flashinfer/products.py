@@ -15,8 +15,8 @@ from torch import Tensor
 
 from opatlas import Prepared, Unsupported, implements
 
-from .._calls import FP8, HALF, REAL, Gating, GroupedProduct, QuantizedProduct, launched, takes, without_beta
-from . import SUPPORT, expect, expect_dtype, workspace
+from .._calls import FP8, HALF, REAL, Gating, QuantizedProduct, launched, takes, without_beta
+from . import SUPPORT, expect, expect_dtype
 
 #: Elements of a row that fit into shared memory in float32, with room for partial sums.
 _LARGEST_ROW = 56 << 10
@@ -111,29 +111,6 @@ def quant_matmul(call: QuantizedProduct) -> Prepared:
         lambda: flashinfer.bmm_fp8(a, b, one, scale, dtype, result),
         results=lambda found: found.view(*x1.shape[:-1], n),
         converted=converted,
-    )
-
-
-@implements("GroupedMatmul")
-@takes(GroupedProduct)
-def grouped_matmul(call: GroupedProduct) -> Prepared:
-    """A kernel that writes the addresses of the groups runs before the product; it is a part of the call."""
-    (rows,), (matrices,) = call.x, call.weight
-    expect_dtype(HALF, x=rows)
-    expect_dtype((rows.dtype,), weight=matrices)
-    expect(call.bias is None, "bias", "grouped products without a bias only")
-    experts, k, n = matrices.shape
-    expect(k % 8 == n % 8 == 0, f"matrices {k} x {n}", "multiples of 8")
-    # (E, N, K) of which the row has a transposed view is FlashInfer's column-major form.
-    column_major = matrices.mT.is_contiguous() and not matrices.is_contiguous()
-    weights = matrices.mT if column_major else matrices.contiguous()
-    copied = not column_major and not matrices.is_contiguous()
-    starts = torch.nn.functional.pad(call.group_list.long(), (1, 0))
-    out = rows.new_empty(len(rows), n)
-    wrapper = flashinfer.SegmentGEMMWrapper(workspace(rows.device))
-    return Prepared(
-        lambda: [wrapper.run(rows, weights, experts, column_major, out=out, seg_indptr=starts)],
-        converted=("weight to (E, K, N)",) if copied else (),
     )
 
 

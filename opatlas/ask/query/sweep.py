@@ -5,9 +5,10 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from statistics import median
+from typing import Annotated, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -57,6 +58,10 @@ def step_costs(
     return found
 
 
+class _NoStep(UsageError):
+    """A served time that is not that of a step alone."""
+
+
 class ServedPoint(msgspec.Struct, frozen=True):
     """The time per output token of a server; a line of a CSV.
 
@@ -93,19 +98,33 @@ class ServedPoint(msgspec.Struct, frozen=True):
         if weights is None:
             raise UsageError(f"weights {self.weights}: no row has them")
         if self.kv_load > _MOST_LOAD:
-            raise UsageError("the cache does not hold all requests")
+            raise _NoStep("the cache does not hold all requests")
         cache = _DTYPES.get(self.kv, "") or "BF16"
         batch, context = -(-self.concurrency // self.dp), round(self.mean_context)
-        dp = self.dp if self.dp > 1 else 0
-        return Step(model, batch, context, self.tp, self.ep, dtype=weights, dp=dp, cache_dtype=cache)
+        dp, devices, facts = self.dp if self.dp > 1 else 0, self.tp * self.dp, models_by_name()[model.lower()]
+        # Engines do not divide an expert into parts of blocks: they divide the experts.
+        in_parts = facts.experts is not None and facts.scales == "blocks" and facts.experts.width // devices % 128
+        ep = devices if in_parts and self.ep == 1 else self.ep
+        return Step(model, batch, context, self.tp, ep, dtype=weights, dp=dp, cache_dtype=cache)
 
 
 @dataclass(frozen=True)
 class ComparedPoint:
-    """A served point, and the cost of its step."""
+    """A served point, and the cost of its step.
+
+    Attributes:
+        fitted_us: the microseconds a layer that the engine adds to the predictions of other models of its class, dense
+            or with experts: the median of their points; None without such points.
+    """
 
     point: ServedPoint
     cost: ModelCost
+    fitted_us: float | None = None
+
+    @property
+    def kind(self) -> tuple[str, bool]:
+        """The engine, and whether the model has experts."""
+        return self.point.engine, any(part.kernel_type == "GroupedMatmul" for part in self.cost.parts)
 
     @property
     def told(self) -> StepTime | ModelCost:
@@ -116,6 +135,13 @@ class ComparedPoint:
     def error(self) -> float:
         """The prediction's relative error; below 0 if it is too short."""
         return self.told.us / self.point.tpot_ms / 1000 - 1
+
+    @property
+    def fitted_error(self) -> float | None:
+        """The same with what the engine adds."""
+        if self.fitted_us is None:
+            return None
+        return (self.told.us + self.fitted_us * self.cost.layers) / self.point.tpot_ms / 1000 - 1
 
     @property
     def covered(self) -> bool:
@@ -133,13 +159,38 @@ class ComparedPoint:
         """What JSON has of the comparison beside the point."""
         told = {"us": self.told.us, "interval_us": self.told.interval_us, "error": self.error, "covered": self.covered}
         of_cost = {"missing_calls_share": self.cost.missing_calls_share, "differs": self.cost.differs}
-        return {**told, "added_us": self.added_us, **of_cost}
+        fitted = {"fitted_us": self.fitted_us, "fitted_error": self.fitted_error}
+        return {**told, "added_us": self.added_us, **fitted, **of_cost}
+
+
+class Served(NamedTuple):
+    """Points of a CSV of served times.
+
+    Attributes:
+        points: with the costs of their steps.
+        refused: those of which no row is, with the reason.
+        dropped: those whose time is not that of a step: the host decides, or not all requests run at once.
+    """
+
+    points: list[ComparedPoint]
+    refused: list[tuple[ServedPoint, str]]
+    dropped: list[tuple[ServedPoint, str]]
+
+    @property
+    def figures(self) -> dict[str, object]:
+        """What JSON has of them."""
+        points = [msgspec.structs.asdict(each.point) | each.figures for each in self.points]
+        refused, dropped = (
+            [msgspec.structs.asdict(point) | {"why": why} for point, why in left]
+            for left in (self.refused, self.dropped)
+        )
+        return {"points": points, "refused": refused, "dropped": dropped}
 
 
 def served_costs(
     opened: OpenDatabase, path: Path, model: str, implementation: Sequence[str], tell: Callable[[str], object]
-) -> tuple[list[ComparedPoint], list[tuple[ServedPoint, str]]]:
-    """Returns the points of a CSV of served times with the costs of their steps, and those left out, with the reason.
+) -> Served:
+    """Returns the points of a CSV of served times.
 
     Points whose host decides are told by the prediction alone, never by what the server took.
 
@@ -150,7 +201,7 @@ def served_costs(
         OpAtlasError: the file cannot be read, lacks a column, or has no point of the model.
     """
     lines = csv.DictReader(io.StringIO(read_safely(path, _MOST_BYTES).decode("utf-8", errors="replace")))
-    found, left = list[ComparedPoint](), list[tuple[ServedPoint, str]]()
+    found = Served([], [], [])
     names = dict[str, None]()
     for line in lines:
         given = {name: cell for name, cell in line.items() if cell or name in ("kv", "weights", "engine")}
@@ -168,13 +219,17 @@ def served_costs(
             cost = opened.model(**settings, implementation=implementation, any_memory=True, tell=tell)
             calls = sum(part.calls for part in cost.parts if part.us is not None)
             if cost.us < _HOST_BOUND_US * calls:
-                raise UsageError(f"host-bound: {cost.us / calls:.1f} us a call")
-            found.append(ComparedPoint(point, cost))
+                raise _NoStep(f"host-bound: calls of less than {_HOST_BOUND_US:g} us")
+            found.points.append(ComparedPoint(point, cost))
         except UsageError as error:
-            left.append((point, str(error)))
-    if not found and not left:
+            (found.dropped if isinstance(error, _NoStep) else found.refused).append((point, str(error)))
+    if not any(found):
         raise OpAtlasError(f"{path}: no point of {model}: name one of {', '.join(names) or 'no points'}, or all")
-    return found, left
+    fitted = []
+    for each in found.points:
+        alike = [other for other in found.points if other.kind == each.kind and other.point.model != each.point.model]
+        fitted.append(replace(each, fitted_us=median(other.added_us for other in alike) if alike else None))
+    return found._replace(points=fitted)
 
 
 def write_plot(path: Path, costs: Sequence[ModelCost]) -> None:

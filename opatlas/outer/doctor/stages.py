@@ -1,8 +1,8 @@
-"""What a machine needs before it can measure (device, packages, drivers, CANN, operators), and rows that it measures.
+"""What a machine needs before it can measure (device, drivers, CANN, operators), and rows that it measures.
 
 A replay looks an operator up when the first row needs it. The stage `operators` looks up all of them, in a process with
 the environment and the device of a replay, and so names the kernel types whose rows would be skipped. Rows are measured
-by the commands that a user runs.
+by the commands that a user runs, which say what is wrong with torch, torch_npu and the device.
 """
 
 from __future__ import annotations
@@ -14,32 +14,26 @@ import shutil
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from importlib import metadata
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 from opatlas.data.csv_files import write_text
-from opatlas.installation import CHECKOUT
 from opatlas.row.columns import INPUT_SLOTS, OUTPUT_SLOTS
 from opatlas.row.errors import ReplayError
 from opatlas.row.versions import cann_version
 from opatlas.run.devices import npu_operators
 from opatlas.run.devices.device import available_devices, device_environment, kind_named, open_device
-from opatlas.run.devices.npu import KIND, import_torch_npu, set_env_scripts
+from opatlas.run.devices.npu import import_torch_npu, set_env_scripts
 from opatlas.run.devices.npu_smi import list_chips
 from opatlas.run.instruments.instrument import MeasureSettings
+from opatlas.run.msprof_output import PARSE_TIMEOUT_S
 from opatlas.run.registry import replay_spec, replays_of_bench
-from opatlas.text import exception_line, first_line
+from opatlas.text import Word, exception_line, first_line
 
-from .probe import Target, Verdict, failed, passed, skipped
-
-_INSTALL = (
-    "pip install 'opatlas[bench]'"
-    if CHECKOUT is None
-    else "pip install -c constraints.txt -e '.[bench]' in the checkout"
-)
 _DEVICE_FILES = Path("/dev")
 _ASCEND = Path("/usr/local/Ascend")
 #: Device files that every process opens with a device.
@@ -71,51 +65,66 @@ _REMEDIES = {
 }
 
 
+class State(Word):
+    """How a stage ended; a failure of what the device does not need is a warning."""
+
+    PASS = "pass"
+    FAIL = "fail"
+    WARN = "warn"
+    SKIP = "skip"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a stage found.
+
+    Attributes:
+        state: whether the examined part works.
+        detail: the finding, in a line.
+        remedy: what to do; "" if there is nothing to do.
+        facts: details for the report.
+        seconds, output: how long its process took, and the end of what it printed.
+    """
+
+    state: State
+    detail: str
+    remedy: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+    output: str = ""
+
+
+def passed(detail: str, /, **facts: Any) -> Verdict:
+    """Returns the verdict on something that exists and works."""
+    return Verdict(State.PASS, detail, "", facts)
+
+
+def failed(detail: str, remedy: str = "", /, **facts: Any) -> Verdict:
+    """Returns the verdict on something that is missing or does not work."""
+    return Verdict(State.FAIL, detail, remedy, facts)
+
+
+@dataclass(frozen=True)
+class Target:
+    """The device for which the machine is examined.
+
+    Attributes:
+        device: as in `pytest bench/ --device`; "" for the device at hand.
+        kind: the kind of the device; "" before the kind is known.
+        files: a folder in which a stage leaves files for the report.
+    """
+
+    device: str = ""
+    kind: str = ""
+    files: Path = Path()
+
+
 def device(target: Target) -> Verdict:
     """Finds the devices that `pytest bench/` would replay on."""
     found = available_devices(target.device or None)
     names = ", ".join(sorted({spec.name or spec.kind for spec in found}))
     detail = f"{len(found)} x {found[0].kind} ({names})"
     return passed(detail, kind=found[0].kind, environment=device_environment(found[0]))
-
-
-def packages(target: Target) -> Verdict:
-    """Compares installed versions with the ranges that OpAtlas and its extra `bench` require."""
-    from packaging.requirements import Requirement
-    from packaging.utils import canonicalize_name
-
-    installed: dict[str, str] = {
-        canonicalize_name(found.metadata["Name"]): found.version for found in metadata.distributions()
-    }
-    wrong = []
-    for each in map(Requirement, metadata.requires("opatlas") or []):
-        version = installed.get(canonicalize_name(each.name), "")
-        is_needed = each.marker is None or each.marker.evaluate({"extra": "bench"})
-        if is_needed and not (version and each.specifier.contains(version, prereleases=True)):
-            wrong.append(f"{each.name} {version or '(none)'} is not {each.specifier}")
-    if wrong:
-        return failed("; ".join(wrong), _INSTALL, installed=installed)
-    shown = [f"{name} {installed[name]}" for name in ("opatlas", "torch", "pandas", "pytest") if name in installed]
-    return passed(", ".join(shown), installed=installed)
-
-
-def cuda(target: Target) -> Verdict:
-    """Compares what nvidia-smi shows with what torch sees."""
-    if not shutil.which("nvidia-smi") and not list(_DEVICE_FILES.glob("nvidia[0-9]*")) and target.kind != "cuda":
-        return skipped("no NVIDIA GPU")
-    driver = _told("nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader")
-    import torch
-
-    if torch.version.cuda is None:
-        return failed(f"torch {torch.__version__} without CUDA", "install a torch that was built with CUDA")
-    if not torch.cuda.is_available():
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        return failed(
-            f"no GPU in torch.cuda (CUDA_VISIBLE_DEVICES is {visible!r}; nvidia-smi: {first_line(driver)})",
-            "install the NVIDIA driver, or one that is new enough for this torch's CUDA (in a container, start it with "
-            "--gpus all), or unset CUDA_VISIBLE_DEVICES",
-        )
-    return passed(f"{torch.cuda.get_device_name(0)}, CUDA {torch.version.cuda}", nvidia_smi=driver)
 
 
 def _told(*command: str) -> str:
@@ -178,23 +187,6 @@ def cann(target: Target) -> Verdict:
     return failed(f"{version}, its environment is not set: {wrong}", f"source {script}")
 
 
-def torch_npu(target: Target) -> Verdict:
-    """Imports torch_npu, counts the devices that it sees, and measures rows without a profiler."""
-    module = import_torch_npu()
-    import torch
-
-    count = torch.get_device_module(KIND.name).device_count()
-    facts = {"version": str(module.__version__), "file": str(module.__file__), "devices": count}
-    if not count:
-        return failed(
-            f"{module.__version__}, no device ({KIND.visible} is {os.environ.get(KIND.visible)!r})",
-            f"repair what failed above first, or unset {KIND.visible}",
-            **facts,
-        )
-    found = replay(target, "--instrument", KIND.events)
-    return Verdict(found.state, f"{module.__version__}, {found.detail}", found.remedy, {**facts, **found.facts})
-
-
 def operators(target: Target) -> Verdict:
     """Looks up the calls of replays, and loads the libraries of custom operators."""
     import_torch_npu()
@@ -235,42 +227,49 @@ def _names(names: list[str]) -> str:
     return f"{', '.join(sorted(names)[:_NAMED])}{more}"
 
 
-def replay(target: Target, *options: str) -> Verdict:
-    """Measures three rows by a session, with the device's default instrument: on an NPU under msprof."""
-    assert target.files is not None
-    for kernel_type, cells in ROWS.items():
-        header = ",".join((*INPUT_SLOTS, *OUTPUT_SLOTS))
-        row = ",".join(f'"{cell}"' for cell in cells)
-        write_text(target.files / "rows" / f"{kernel_type}.csv", f"{header}\n{row}\n")
-    measured, other = _session(target, "bench", *options)
-    return failed("; ".join(other), _REMEDY) if other else passed(", ".join(measured))
+def replay(target: Target) -> Verdict:
+    """Measures three rows by sessions."""
+    header = ",".join((*INPUT_SLOTS, *OUTPUT_SLOTS))
+    rows = {name: f"{header}\n" + ",".join(f'"{cell}"' for cell in cells) + "\n" for name, cells in ROWS.items()}
+    return _measured(target, _REMEDY, rows, "bench")
 
 
 def group(target: Target) -> Verdict:
-    """Measures an all_reduce of two ranks: without a profiler, and with the device's default instrument."""
-    kind = kind_named(available_devices(target.device or None)[0].kind)
-    if not target.with_group:
-        return skipped(f"two ranks over {kind.backend}: only with --group")
-    told: list[str] = []
+    """Measures an all_reduce of two ranks."""
+    kind = kind_named(target.kind)
+    if kind.visible and len(available_devices(target.device or None)) < 2:
+        return Verdict(State.SKIP, "one device: no two ranks can meet")
     message = ("--ops", "all_reduce", "--num-devices", "2", "--bytes-grid", str(1 << 20), "--comm-dtype", "float32")
-    # The first session has no profiler, so that a failure is one of the communication library.
-    for instrument in dict.fromkeys((kind.events, None)):
-        options = ("--instrument", instrument) if instrument else ()
-        measured, other = _session(target, "collectives", *message, *options)
+    return _measured(target, _REMEDIES[kind.backend], {}, "collectives", *message)
+
+
+def _measured(target: Target, remedy: str, rows: Mapping[str, str], *words: str) -> Verdict:
+    """Measures by a command: without a profiler, whose failure is one of the device, and as the device is by default.
+
+    Args:
+        rows: the CSV text of each kernel type of the database.
+    """
+    told: list[str] = []
+    events = kind_named(target.kind).events
+    for instrument in dict.fromkeys((events, None)):
+        place = target.files / (instrument or "rows")
+        for name, text in rows.items():
+            write_text(place / f"{name}.csv", text)
+        options = ["--database-path", str(place), "--repeat-count", "3"]
+        options += ["--instrument", instrument] if instrument else []
+        measured, other = _session(place, *words, *options, *(["--device", target.device] if target.device else []))
         if other:
-            remedy = f"measure groups with --instrument {kind.events}" if told else _REMEDIES[kind.backend]
-            return failed("; ".join([*told, *other]), remedy)
+            return failed(
+                "; ".join([*told, *other]), f"measure with --instrument {events}; or {remedy}" if told else remedy
+            )
         told += measured
     return passed("; ".join(told))
 
 
-def _session(target: Target, *words: str) -> tuple[list[str], list[str]]:
-    """Runs a command of OpAtlas in a database of the probe's; returns what it measured, and why it did not measure."""
-    assert target.files is not None
-    report = target.files / "junit.xml"
-    places = ["--database-path", str(target.files / "rows"), "--junitxml", str(report), "--repeat-count", "3"]
-    device = ["--device", target.device] if target.device else []
-    done = subprocess.run([sys.executable, "-m", "opatlas", *words, *places, *device], check=False)
+def _session(place: Path, *words: str) -> tuple[list[str], list[str]]:
+    """Runs a command of OpAtlas in a database; returns what it measured, and why it did not measure."""
+    report = place / "junit.xml"
+    done = subprocess.run([sys.executable, "-m", "opatlas", *words, "--junitxml", str(report)], check=False)
     cases = list(ElementTree.parse(report).iter("testcase")) if report.is_file() else []
     measured, other = [], []
     for case in cases:
@@ -281,3 +280,38 @@ def _session(target: Target, *words: str) -> tuple[list[str], list[str]]:
         else:
             other.append(f"{case.get('classname')}: {facts.get('status')}: {facts.get('reason')}")
     return measured, other or ([] if cases else [f"no row ran: exit code {done.returncode}"])
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage of the doctor's examination.
+
+    Attributes:
+        examine: examines the machine for a target; an exception is a failure.
+        deadline_s: the time in seconds after which its process is killed.
+        of_npu: runs only where there is a sign of an NPU, and is needed by NPUs alone.
+        is_needed: whether its failure is that of the device.
+        on_device: whether it needs the device, and runs in the environment of the process that owns the device.
+    """
+
+    examine: Callable[[Target], Verdict]
+    deadline_s: float = 120.0
+    of_npu: bool = False
+    is_needed: bool = True
+    on_device: bool = False
+
+
+#: Deadline of sessions and exports of msprof, whose own deadlines pass before and tell more.
+_MEASURES_S = 4 * PARSE_TIMEOUT_S
+#: By name, in the order in which they run.
+STAGES = {
+    stage.examine.__name__: stage
+    for stage in (
+        Stage(device),
+        Stage(npu_driver, of_npu=True),
+        Stage(cann, of_npu=True),
+        Stage(replay, _MEASURES_S, on_device=True),
+        Stage(operators, 180.0, of_npu=True, is_needed=False, on_device=True),
+        Stage(group, _MEASURES_S, on_device=True),
+    )
+}
