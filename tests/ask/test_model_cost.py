@@ -137,6 +137,8 @@ def test_an_implementation_that_refuses_a_row_does_not_answer_it(tmp_path: Path)
     assert gating() != 30
     write_table(place, "MoeGatingTopK", pd.DataFrame(rows).fillna(""))
     assert gating() == 30
+    asked = pd.DataFrame([call.cells])
+    assert opatlas.open(tmp_path / "db").query_many("MoeGatingTopK", asked, implementation="flashinfer")["How"][0] == ""
 
 
 def test_random_routing_asks_for_rows_with_that_load_then_for_equal_ones(tmp_path: Path) -> None:
