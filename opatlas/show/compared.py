@@ -62,7 +62,7 @@ _STATUSES = tuple(map(_count, ("rows", "measured", "unsupported", "wrong", "cras
 _VERDICTS = tuple(map(_verdict, PairVerdict))
 _MEANS = (_mean("covered"), _mean("deployed"))
 _OVER_TIME = (_count("rows"), *_VERDICTS, _count("lost"), _count("new"), _mean("covered", "mean"))
-_SPEED_UPS = (_COMMON, *_VERDICTS, *_MEANS, *map(_fast, FAST), _count("compositions"), _mean("composed"))
+_SPEED_UPS = (_COMMON, *_VERDICTS, *_MEANS, _count("compositions"), _mean("composed"))
 _OF_KERNEL_TYPE = (*_STATUSES, _verdict(PairVerdict.SLOW), _verdict(PairVerdict.FAST), *_MEANS)
 
 
@@ -76,7 +76,7 @@ def parts(comparison: DatabaseComparison) -> Iterator[Part]:
         yield rows_table(comparison, rival)
         yield _kernel_types(comparison, rival)
     if not over_time:
-        yield _figures_table(comparison, shown, (*_STATUSES, _count("missing")), "rows", detail=True)
+        yield _figures_table(comparison, shown, (*_STATUSES, _count("missing"), *map(_fast, FAST)), "rows", detail=True)
     yield _losses(comparison, shown)
     without = [(name, len(comparison.by_kernel_type[name])) for name in comparison.without_rival]
     yield Table(("kernel type", "rows"), without, "kernel types that no rival measured", detail=True)
