@@ -26,7 +26,16 @@ from opatlas.theory.plan import Request, add_theory_rows
 from opatlas.theory.sources import Targets
 from opatlas.theory.space import GB
 
-from .models import DEEPSEEK_V3, GLM_5_1, LLAMA_3_70B, QWEN3_0_6B, QWEN3_30B_A3B, QWEN3_32B
+from .models import (
+    DEEPSEEK_V3,
+    GLM_5_1,
+    LLAMA_3_70B,
+    MINIMAX_M2_5,
+    QWEN3_0_6B,
+    QWEN3_30B_A3B,
+    QWEN3_32B,
+    QWEN3_235B_A22B,
+)
 from .strategies import sample_rows
 
 #: The largest tensor, the embedding table, has 311 MB.
@@ -126,8 +135,12 @@ MODELS = Targets(
 )
 #: For kernels that depend on the number of elements rather than on the width.
 _TWO = Targets((QWEN3_32B, DEEPSEEK_V3), tp_sizes=(1,), ep_sizes=(8,))
-#: The model whose weights in FP8 have scales of blocks.
+#: The model whose weights in FP8 have scales of blocks, and further ones of which few tokens are measured.
 _OF_BLOCKS = replace(MODELS, models=(DEEPSEEK_V3,))
+_OF_BLOCKS_TOO = replace(MODELS, models=(QWEN3_235B_A22B, MINIMAX_M2_5, GLM_5_1))
+#: The model whose weights in FP8 have one scale each.
+_OF_TENSORS = replace(MODELS, models=(LLAMA_3_70B,))
+_FEW_TOKENS = {"m": (1, 2, 4, 8, 16, 32, 64, 128, 256)}
 #: Some 20 ms of an H200's tensor cores for BF16.
 _SHORT = "m * n * k <= 7500 * 1000 * 1000 * 1000"
 
@@ -158,6 +171,8 @@ TORCH = (
     _part("GroupedMatmul", "grouped_down"),
     _part("QuantBatchMatmulV3", "quant_matmul_per_token", sizes=20, dtype="FLOAT8_E4M3FN", limit=_SHORT),
     _part("QuantBatchMatmulV3", "quant_matmul_blocks", sizes=20, limit=_SHORT, targets=_OF_BLOCKS),
+    _part("QuantBatchMatmulV3", "quant_matmul_blocks", grids=_FEW_TOKENS, targets=_OF_BLOCKS_TOO),
+    _part("QuantBatchMatmulV3", "quant_matmul_per_tensor", grids=_FEW_TOKENS, targets=_OF_TENSORS),
     _part("GroupedMatmul", "grouped_gate_up_quantized", dtype="FLOAT8_E4M3FN"),
     _part("GroupedMatmul", "grouped_down_quantized", dtype="FLOAT8_E4M3FN"),
     _part("BatchMatMulV2", sizes=24),
@@ -182,6 +197,7 @@ LIBRARIES = (
     _part("FusedInferAttentionScore", "paged_attention", rows=64),
     _part("FusedInferAttentionScore", "latent_attention", rows=64),
     _part("FusedInferAttentionScore", "packed_attention", rows=64),
+    _part("QuantBatchMatmulV3", "quant_matmul_per_tensor", grids=_FEW_TOKENS, targets=_OF_TENSORS),
     _part("AddRmsNorm"),
     _part("RINGMLAPrefillBF16Kernel", "ring_first"),
     *(_part(name, sizes=8) for name in ("SwiGlu", "ApplyRotaryPosEmb", "ReshapeAndCacheNdKernel", "MoeGatingTopK")),

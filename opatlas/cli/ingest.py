@@ -268,6 +268,6 @@ def _fill(database: Database, files: Sequence[Path], total_mb: float, batches: S
         rows = [(place, count, key) for kind, count, place, key in outcome.unmatched if kind == what]
         counts[name] = sum(count for _, count, _ in rows)
         tables.append(Table((f"unmatched {what}", "count", "key"), rows))
-    facts = Fields({name.replace("_", " "): count for name, count in counts.items()})
+    facts = Fields({f"attention {name.replace('_', ' ')}": count or None for name, count in counts.items()})
     written = Fields({"database": str(database.path), "unmatched": report and str(report)})
     return Result([facts, written, *tables], {"attention_records": {**counts, "problems": problems}}, problems)

@@ -113,7 +113,7 @@ def model(
         opened = open_database(place)
         with progress(f"{against.name}, calls", None) as advance:
             served = served_costs(opened, against, model.model, implementation, lambda _: advance(1))
-        return Result([*_served_parts(served)], json=_served_json(served))
+        return Result([*_served_parts(served)], json=served.figures)
     lengths = [(0, 0, words) for words in sequences]
     if batch or context or not sequences:
         lengths += product(batch or (model.batch,), context or (model.context,), ("" if batch else model.sequences,))
@@ -277,17 +277,6 @@ def _sweep_parts(name: str, found: Sequence[SweptStep]) -> Iterator[Part]:
     memory_columns = Column("memory", size), "tokens left", "note"
     columns = ("sequences", "batch", "context", "tp", "ep", *times, "tokens/s", "a device", *memory_columns)
     yield Table(columns, rows, name)
-
-
-def _served_json(served: Served) -> dict[str, object]:
-    left_out = {"refused": served.refused, "dropped": served.dropped}
-    return {
-        "points": [msgspec.structs.asdict(each.point) | each.figures for each in served.points],
-        **{
-            name: [msgspec.structs.asdict(point) | {"why": why} for point, why in left]
-            for name, left in left_out.items()
-        },
-    }
 
 
 def _served_parts(served: Served) -> Iterator[Part]:

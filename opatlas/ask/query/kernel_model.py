@@ -1,4 +1,7 @@
-"""The model of a kernel type in one implementation: a fitted roofline, times the deviation of nearby rows.
+"""The models of a kernel type in one implementation: a fitted roofline, times the deviation of nearby rows.
+
+A regime with many rows has a model of its own, since it is often another kernel: the steps of a decode and a prompt,
+blocks of scales and one scale. Questions of other regimes have the model of all rows.
 
 Of large tables it is the mean of several models that err differently: the covariance of one is fitted, which suits
 questions near rows, and those of the others reach farther.
@@ -10,10 +13,11 @@ that was found by hiding rows: itself, its site, the sizes around it, or all lar
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import compress
 
 import msgspec
@@ -35,6 +39,8 @@ from opatlas.row.quality import Floats, Mask, Positions
 
 #: Fewer rows fit no model.
 LEAST_ROWS = 8
+#: A regime with as many rows has a model of its own; the name of the model of all rows.
+_OWN_ROWS, _ALL = 64, ""
 #: The predictions of a table with fewer rows use more of them, and a covariance that is fitted to them.
 _FEW_ROWS = 400
 #: The rows that a prediction uses, in large and in small tables.
@@ -74,7 +80,7 @@ class Predictions:
         log_us: the logarithm of the duration in microseconds.
         half_width: of the 90 % interval, of the logarithm.
         asked: the class of each question.
-        nearest, distance: the rows used, the nearest first.
+        nearest, distance: the rows used, the nearest first; at most LEAST_ROWS for each question.
     """
 
     log_us: Floats
@@ -98,7 +104,55 @@ class Fit(msgspec.Struct):
 
 
 class KernelModel:
-    """A model of the durations of a kernel type."""
+    """The models of the durations of a kernel type.
+
+    Attributes:
+        fits: the numbers of the models that were fitted so far, by regime.
+    """
+
+    def __init__(
+        self, features: Sequence[RowFeatures], duration_us: Floats, fits: dict[str, Fit] | None = None
+    ) -> None:
+        """Takes at least LEAST_ROWS rows. `fits` is the attribute of a model of the same rows; others are fitted."""
+        self._features, self._duration_us = features, duration_us
+        self.fits = {} if fits is None else fits
+        self._regimes = np.array([row.regime for row in features])
+        self._own = {regime for regime, rows in Counter(self._regimes.tolist()).items() if rows >= _OWN_ROWS}
+        self._model = cache(self._make_model)
+
+    def predict(self, features: Sequence[RowFeatures]) -> Predictions:
+        """Returns the durations of rows, with intervals."""
+        groups = list(self._grouped(features))
+        order = np.argsort(np.concatenate([where for where, _, _ in groups]))
+        parts = []
+        for where, positions, model in groups:
+            found = model.predict([features[i] for i in where.tolist()])
+            nearest, distance = found.nearest[:, :LEAST_ROWS], found.distance[:, :LEAST_ROWS]
+            parts.append((found.log_us, found.half_width, found.asked, positions[nearest], distance))
+        return Predictions(*(np.concatenate(each)[order] for each in zip(*parts, strict=True)))
+
+    def correlations(self, features: Sequence[RowFeatures]) -> Floats:
+        """Returns how the errors of predictions are correlated, each with the noise of one value; not across models."""
+        correlated = np.eye(len(features))
+        for where, _, model in self._grouped(features):
+            correlated[np.ix_(where, where)] = model.correlations([features[i] for i in where.tolist()])
+        return correlated
+
+    def _grouped(self, features: Sequence[RowFeatures]) -> Iterator[tuple[Positions, Positions, RegimeModel]]:
+        """Yields the positions of the questions of each model, those of its rows, and the model."""
+        names = np.array([row.regime if row.regime in self._own else _ALL for row in features])
+        for name in dict.fromkeys(names.tolist()):
+            yield np.flatnonzero(names == name), *self._model(name)
+
+    def _make_model(self, name: str) -> tuple[Positions, RegimeModel]:
+        rows = np.flatnonzero((self._regimes == name) | (name == _ALL))
+        model = RegimeModel([self._features[i] for i in rows.tolist()], self._duration_us[rows], self.fits.get(name))
+        self.fits.setdefault(name, model.fit)
+        return rows, model
+
+
+class RegimeModel:
+    """A model of the durations of rows of a regime, or of all."""
 
     def __init__(self, features: Sequence[RowFeatures], duration_us: Floats, fit: Fit | None = None) -> None:
         """Fits the model to at least LEAST_ROWS rows; `fit` is the property of a model of the same rows."""
@@ -258,11 +312,11 @@ class KernelModel:
         half = quantile * kriged.deviation * self._local_scale(kriged) * octaves
         return Predictions(kriged.mean, half, asked, kriged.nearest, kriged.distance)
 
-    def correlations(self, features: Sequence[RowFeatures], predicted: Predictions) -> Floats:
+    def correlations(self, features: Sequence[RowFeatures]) -> Floats:
         """Returns how the errors of predictions are correlated, each with the noise of one value."""
-        nearest, times = np.unique(predicted.nearest, return_counts=True)
+        work, matrix = self._columns(features)
+        nearest, times = np.unique(self._krige(work, matrix).nearest, return_counts=True)
         used = nearest[np.argsort(-times, kind="stable")[:_MOST_JOINT]]
-        _, matrix = self._columns(features)
         covariance = self._smoothers[-1].covariance
         joint = posterior(covariance, self._matrix[used], matrix)
         joint[np.diag_indices(len(joint))] += covariance.noise**2
