@@ -327,7 +327,7 @@ def _served_parts(served: Served) -> Iterator[Part]:
         yield Table(
             ("model", "engine", *of_points, adds, fit, Column("with fit", percent)),
             summary,
-            title="predicted against served, medians; what a layer takes more, and so fitted on the engine's other models",
+            title="predicted against served, medians; us a layer more, and as fitted on other models",
         )
     rows = list[Sequence[Any]]()
     for each in counted[:_POINTS_SHOWN]:
