@@ -26,6 +26,7 @@ from opatlas.row.attention import Sequences, batch_cells, row_key
 from opatlas.row.columns import (
     ACCELERATOR_CORE,
     BASE,
+    EXTRA_IN_SIGNATURE,
     MEAN_LENGTHS,
     PROFILING_KERNEL_NAMES,
     PROFILING_SOURCE,
@@ -277,7 +278,7 @@ def torch_launches(path: Path) -> Launches:
                     start_ns=trace.start_ns[event],
                     duration_us=trace.duration_ns[event] / 1e3,
                     kernel_type=kernel_type,
-                    cells={column: cells[column] for column in BASE if column in cells},
+                    cells={column: cells[column] for column in (*BASE, *EXTRA_IN_SIGNATURE) if column in cells},
                     counters={},
                     name=trace.names[trace.name[event]],
                     step=trace.step_of(trace.call_ns[call]) if call >= 0 else "",

@@ -107,15 +107,11 @@ def _parts(answer: QueryResult) -> Iterator[Part]:
         [(row.case_id, row.duration_us, row.run_id) for row in answer.rows],
         title="row" if answer.how is How.MEASURED else "nearest rows",
     )
-    if answer.rivals:
-        yield Table(
-            ("implementation", us, "how", "device", "source"),
-            [
-                (each.implementation, each.duration_us, str(each.how), each.device, each.source)
-                for each in answer.rivals
-            ],
-            title="other implementations and devices",
-        )
+    yield Table(
+        ("implementation", us, "how", "device", "source"),
+        [(each.implementation, each.duration_us, str(each.how), each.device, each.source) for each in answer.rivals],
+        title="other implementations and devices",
+    )
 
 
 def _answer_file(database: OpenDatabase, kernel_type: str, file: Path, implementation: tuple[str, ...]) -> Result:

@@ -166,22 +166,6 @@ def test_random_routing_asks_for_rows_with_that_load_then_for_equal_ones(tmp_pat
     assert [load for _, load in parts("both", *equal, *loaded, routing="equal")] == ["", ""]
 
 
-def test_another_kernel_type_that_does_the_same_work_answers_where_there_are_no_rows(tmp_path: Path) -> None:
-    calls = model_calls(resolve_model(MODEL), batch=64, context=4096)
-    others = [call.instead for call in calls if call.instead is not None]
-    for other in others:
-        write_table(tmp_path / "db", other.kernel_type, pd.DataFrame([{**other.cells, "Average Duration(us)": "5"}]))
-
-    def parts() -> dict[str, tuple[str, float | None]]:
-        found = opatlas.open(tmp_path / "db").model(MODEL, batch=64, context=4096).parts
-        return {part.part: (part.kernel_type, part.us_per_call) for part in found if part.us_per_call is not None}
-
-    assert parts() == {"rope": ("_triton_rope", 5), "last_tokens": ("GatherV3", 5)}
-    own = next(call.cells for call in calls if call.part == "rope")
-    write_table(tmp_path / "db", "ApplyRotaryPosEmb", pd.DataFrame([{**own, "Average Duration(us)": "7"}]))
-    assert parts()["rope"] == ("ApplyRotaryPosEmb", 7)
-
-
 def test_shipped_databases_give_the_cost_of_a_step() -> None:
     found = opatlas.open("NVIDIA_H200").model(MODEL, tp=2, batch=64, context=1024)
     calls = model_calls(resolve_model(MODEL), tp=2, batch=64, context=1024, phase="decode")

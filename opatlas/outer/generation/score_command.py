@@ -103,11 +103,11 @@ def _suite_result(path: Path) -> Result:
     found = read_score(Database(path), Database(baseline) if baseline is not None else None)
     if not found.cases:
         raise OpAtlasError(f"{path}: has no case of a suite: `opatlas bench --suite opinfo` adds them")
-    tried = [each for each in found.operators if each.was_tried]
-    tried.sort(key=lambda each: (each.is_right, each.speed_up or 0.0, each.operator))
+    tried = [each for each in found.operators if each["tried"]]
+    tried.sort(key=lambda each: (each["is_right"], each["speed_up"] or 0.0, each["operator"]))
     operators = Table(
         ("operator", "right cases", "cases", Column("speed-up", ratio)),
-        [(each.operator, each.right, each.cases, each.speed_up) for each in tried[:_SHOWN]],
+        [tuple(each[name] for name in ("operator", "right", "cases", "speed_up")) for each in tried[:_SHOWN]],
         title="operators, the worst first",
         left_out=len(tried[_SHOWN:]),
     )
@@ -123,7 +123,7 @@ def _suite_result(path: Path) -> Result:
         "faster_operators": found.faster(FAST[0]),
         "statuses": dict(found.statuses),
         "by_operator": [
-            {"operator": each.operator, "cases": each.cases, "right_cases": each.right, "speed_up": each.speed_up}
+            {name.replace("right", "right_cases"): each[name] for name in ("operator", "cases", "right", "speed_up")}
             for each in found.operators
         ],
     }
