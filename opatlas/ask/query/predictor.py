@@ -37,7 +37,7 @@ _REASONS = {
     Asked.BEYOND: "a size is outside of those of the rows that predict it",
 }
 #: To be raised with every change of features or fits.
-_VERSION = 8
+_VERSION = 9
 _LARGEST_BYTES = 1 << 28
 
 
