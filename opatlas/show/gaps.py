@@ -83,11 +83,11 @@ def find_gaps(
 
 def gap_table(gaps: Sequence[Gap]) -> Table:
     """Returns the rows whose replayed and captured durations differ by 20 % or more, the largest difference first."""
-    columns = (
+    columns: list[Column | str] = [
         *(Column("Ratio (microbench/profiling)", ratio), "Kernel Type", Column(col.AVERAGE, microseconds)),
         *(Column(col.PROFILING_AVERAGE, microseconds), *(Column(name, wide=name not in _SHOWN) for name in _CELLS)),
         Column("Signature", wide=True),
-    )
+    ]
     rows = [
         (
             *(gap.ratio, gap.kernel_type, gap.microbench_us, gap.profiling_us),
