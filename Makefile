@@ -47,7 +47,7 @@ fuzz: $(VENV)/.installed-for-tests
 # The rows that matter most come first, so that a session that is cut off has them; a further one continues it. Rows that
 # fail do not end it.
 GPU_FILES := $(patsubst %,bench/test_%.py,matmul moe attention norm indexing elementwise movement)
-LIBRARY_FILES := $(patsubst %,bench/test_%.py,attention norm rope moe)
+LIBRARY_FILES := $(patsubst %,bench/test_%.py,attention norm rope moe matmul)
 GPU_SESSION = $(BIN)/python -m pytest --update-mode missing-only $(ARGS)
 gpu-database: $(VENV)/.installed
 	@test -n "$(DB)" || { echo "Name the folder: make $@ DB=FOLDER" >&2; exit 1; }

@@ -21,8 +21,6 @@ CASES = Path(__file__)
 _INI = Path(__file__).with_name("check.ini")
 #: The findings of a case that JUnit shows, the worst ones.
 _SHOWN = 5
-#: The verbosity that shows each finding.
-_SHOWS_ALL = 2
 
 
 def run_checks(folder: Path, for_pytest: Sequence[str]) -> tuple[int, CheckResults]:
@@ -60,9 +58,8 @@ class CasesPlugin:
         self._results = results
 
     def pytest_configure(self, config: pytest.Config) -> None:
-        """Reads --strict and -vv. Raises pytest.UsageError for arguments that pytest would collect as other tests."""
+        """Reads --strict. Raises pytest.UsageError for arguments that pytest would collect as other tests."""
         self._results.strict = bool(config.option.strict)
-        self._results.show_all = config.get_verbosity() >= _SHOWS_ALL
         if others := [argument for argument in config.args if argument != str(CASES)]:
             raise pytest.UsageError(
                 f"opatlas check takes one database, and -k selects its cases: leave out {printable(', '.join(others))}"

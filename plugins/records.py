@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from .session_context import SessionContext
     from .target import TargetDatabase
 
-#: Keys of a worker's output: the records that its journal lacks, what it wrote to its journals, and their problems.
-_UNSAVED, _WRITTEN, _PROBLEMS = "opatlas_unsaved", "opatlas_written", "opatlas_problems"
+#: Keys of a worker's output: what it wrote to its journals, and their problems.
+_WRITTEN, _PROBLEMS = "opatlas_written", "opatlas_problems"
 
 
 class SessionRecords:
@@ -56,8 +56,6 @@ class SessionRecords:
         self._written: dict[int, list[DeviceDescription]] = {}
         #: What the processes that have ended wrote to their journals.
         self._own_lines: dict[Path, OwnLines] = {}
-        #: Records that are in no journal, with the number of their target.
-        self._unsaved: list[tuple[int, Mapping[str, Any]]] = []
         self.devices: list[DeviceDescription] = []
         self.reported_only: list[RowName] = []
         self.merged: WriteBackResult | None = None
@@ -65,7 +63,7 @@ class SessionRecords:
         self.manifest: Manifest | None = None
         self.problems: list[str] = []
 
-    def append(self, record: Mapping[str, Any], device: DeviceDescription | None, target: int) -> str:
+    def append(self, record: Mapping[str, Any], device: DeviceDescription | None, target: int) -> bool:
         """Writes a record to the journal; writes nothing with --read-only.
 
         Args:
@@ -74,11 +72,11 @@ class SessionRecords:
             target: number of the target of the row.
 
         Returns:
-            Why the record is in no journal: then the session is asked to stop. "" where the record is written.
+            Whether the row counts as run. If the record cannot be written, the session is asked to stop.
         """
         context = self._context
         if not context.settings.writes:
-            return ""
+            return True
         try:
             is_first = target not in self._journals
             if is_first:
@@ -89,8 +87,10 @@ class SessionRecords:
                 self._begin_manifest(device, target)
             self._journals[target].append(record)
         except (OSError, OpAtlasError) as error:
-            return self._stop(error, target)
-        return ""
+            path = context.databases[target].database.path
+            context.stop(not_writable(path, error) if isinstance(error, OSError) else str(error))
+            return False
+        return True
 
     def _begin_manifest(self, device: DeviceDescription | None, target: int) -> None:
         """Writes the manifest, unless another process has; again with each further device of this process."""
@@ -102,54 +102,29 @@ class SessionRecords:
         if len(known) > 1 or not Manifest.path(database, self._context.run_id).exists():
             self._context.manifest(known, target).write(database)
 
-    def _stop(self, error: OSError | OpAtlasError, target: int) -> str:
-        """Asks the session to stop; returns the reason."""
-        path = self._context.databases[target].database.path
-        reason = not_writable(path, error) if isinstance(error, OSError) else str(error)
-        self._context.stop(reason)
-        return reason
-
     @property
     def device_name(self) -> str:
         """What the first device calls itself; "" before a row was run."""
         return self.devices[0].name if self.devices else ""
 
-    def take(self, note: RowNote, target: int) -> None:
-        """Takes the record of a target out of a report; pytest keeps reports, and a record need not stay in memory."""
-        if "record" not in note:
-            return
-        record = note.pop("record")
-        reason = note.get("not_saved")
-        if reason:
-            self._unsaved.append((target, record.to_json() if isinstance(record, Record) else record))
-            # A worker with a full disk may not be able to ask the other processes to stop.
-            self._context.stop(reason)
-        if "device" in note:
-            self._add_device(DeviceDescription(**note["device"]))
+    def take(self, note: RowNote) -> None:
+        """Takes the record out of a report; pytest keeps reports, and a record need not stay in memory."""
+        if note.pop("record", None) is not None and "device" in note:
+            self.add_device(DeviceDescription(**note["device"]))
 
-    def add(
-        self, record: Record, device: DeviceDescription | None, target: int = 0, not_saved: str | None = None
-    ) -> None:
-        """Adds a record of a target that no report brings; `not_saved` is None unless `append` has returned it."""
-        values = record.to_json()
-        if self.append(values, device, target) if not_saved is None else not_saved:
-            self._unsaved.append((target, values))
-        if device is not None:
-            self._add_device(device)
-
-    def _add_device(self, device: DeviceDescription) -> None:
+    def add_device(self, device: DeviceDescription) -> None:
+        """Adds the device of a row to the manifest."""
         # Descriptions compare without their state: a device that is opened again has another temperature.
         if device not in self.devices:
             self.devices.append(device)
 
     def take_worker(self, node: Any) -> None:
-        """Takes the journal of a worker of xdist that has ended, and its records that are in no journal."""
+        """Takes the journal of a worker of xdist that has ended."""
         if self._context.plan is None:
             # The session has ordinary tests only: there may be no device, and so no database.
             return
         # A worker that was killed leaves no output.
         output = getattr(node, "workeroutput", {})
-        self._unsaved += map(tuple, output.get(_UNSAVED, ()))
         self.problems += output.get(_PROBLEMS, ())
         if _WRITTEN in output:
             self._context.silent_workers.discard(node.workerinput["workerid"])
@@ -158,8 +133,6 @@ class SessionRecords:
 
     def hand_over(self, output: dict[str, Any]) -> None:
         """In a worker: leaves the records to the controller, which receives `output`."""
-        if self._unsaved:
-            output[_UNSAVED] = list(map(list, self._unsaved))
         output[_PROBLEMS] = self._close_own()
         own_lines = self._own_lines.items()
         output[_WRITTEN] = [(str(path), each.header, each.digests) for path, each in own_lines]
@@ -191,10 +164,9 @@ class SessionRecords:
         return merged
 
     def _merge_target(self, number: int, own: TargetDatabase) -> tuple[WriteBackResult | None, Sequence[Record]]:
-        unsaved = [record for target, record in self._unsaved if target == number]
         run_id, workers = self._context.run_id, self._context.silent_workers
         known = {*self._own_lines, *(journal.path_of(own.database, run_id, part) for part in workers)}
-        done = write_back_run(own.database, self._context.journal_header, unsaved, known, own.left_behind)
+        done = write_back_run(own.database, self._context.journal_header, known, own.left_behind)
         self.problems += done.problems
         if done.result is not None and done.result.pruned:
             self.pruned_in.append(own.database)
@@ -252,7 +224,7 @@ def add_unmatched(session: Session, tests: pytest.Session) -> None:
                 finished_at=time.time(),
                 measurement=sample.measurement,
             )
-            session.records.add(record, session.runner.describe())
+            session.records.append(record.to_json(), session.runner.describe(), 0)
         else:
             session.records.reported_only.append(RowName(name, sample.signature))
     if tests.exitstatus == codes.NO_TESTS_COLLECTED and session.unmatched:

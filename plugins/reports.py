@@ -51,14 +51,12 @@ class RowNote(TypedDict, total=False):
     Attributes:
         record: the record, from workers the result of `Record.to_json`; absent where the row was not run.
         on: the name of the device; absent in setup and teardown.
-        not_saved: why the record is in no journal; "" if a journal has the record.
         device: name and facts of the device; absent if the previous row ran on the same device.
         given_up: present if the row fails without being run (--strict).
     """
 
     record: Record | Mapping[str, Any]
     on: str
-    not_saved: str
     device: Mapping[str, Any]
     given_up: bool
 

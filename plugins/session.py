@@ -67,8 +67,8 @@ if TYPE_CHECKING:
     from .session_context import SessionContext
 
 _OUTCOME = pytest.StashKey[RowOutcome | None]()
-#: The record of an outcome that arrived ahead of pytest, why the journal does not have it, and where it ran.
-_ARRIVED = pytest.StashKey[tuple[Record, str, DeviceDescription] | None]()
+#: The record of an outcome that arrived ahead of pytest, whether the journal has it, and where it ran.
+_ARRIVED = pytest.StashKey[tuple[Record, bool, DeviceDescription] | None]()
 
 
 class Session:
@@ -199,18 +199,24 @@ class Session:
         arrived = item.stash.get(_ARRIVED, None) if is_call else None
         record = arrived[0] if arrived else self._record_of(row, outcome)
         values = record.to_json()
-        note["record"] = values if self.context.is_worker else record
         device = self.runner.describe() if is_call else None
+        is_looked_up = self.context.settings.prof_path is not None
+        if arrived:
+            is_kept = arrived[1]
+        else:
+            # A row that a profile does not have keeps its state.
+            keeps_state = is_looked_up and outcome.status is Status.SKIPPED
+            is_kept = keeps_state or self.records.append(values, device, row.target)
+        if not is_kept:
+            # The row counts as not run.
+            return note
+        note["record"] = values if self.context.is_worker else record
         if device is not None:
             note["on"] = device.name
             properties = properties_of(record, row.captured_us)
             if (stored := self._stored_us(row)) is not None:
                 properties.append(("stored_us", stored))
             set_properties(item, properties)
-        is_looked_up = self.context.settings.prof_path is not None
-        if not (is_looked_up and outcome.status is Status.SKIPPED):
-            # A row that a profile does not have keeps its state.
-            note["not_saved"] = arrived[1] if arrived else self.records.append(values, device, row.target)
         if device is not None and device is not self._device:
             note["device"] = asdict(device)
             self._device = device
@@ -264,19 +270,17 @@ class Session:
         """Step 5, after all plugins have shown the report: keeps the record for the merge."""
         note = note_of(report)
         if note is not None:
-            case = self.case_of(report.nodeid)
-            self.records.take(note, case.target if case is not None else 0)
+            self.records.take(note)
 
     def complete(self, session: pytest.Session) -> None:
         """Before the merge: adds the records of rows whose tests did not run, and judges a session without rows."""
         for item, outcome in self.runner.unreached(session.items):
             row, arrived = row_of(item), item.stash.get(_ARRIVED, None)
             assert row is not None
-            if arrived is not None:
-                record, not_saved, device = arrived
-                self.records.add(record, device, row.target, not_saved)
+            if arrived is None:
+                self.records.append(self._record_of(row, outcome).to_json(), self._device, row.target)
             else:
-                self.records.add(self._record_of(row, outcome), self._device, row.target)
+                self.records.add_device(arrived[2])
         if not self.context.is_worker:
             self._set_exit_status(session)
             if self.context.runs_rows and self.context.profile is not None:

@@ -15,7 +15,7 @@ from opatlas.data.origin import Provenance
 from opatlas.errors import OpAtlasError
 from opatlas.row.location import default_database_of
 from opatlas.row.status import Status
-from opatlas.show.gaps import find_gaps, gap_table, write_gap_csv
+from opatlas.show.gaps import find_gaps, gap_table, gaps_by_type, write_gap_csv
 from opatlas.show.result import Fields, Part, Table, markdown
 from opatlas.show.row_summary import duration_tables, quality_fields
 from opatlas.text import shortened
@@ -48,6 +48,8 @@ def outcome_parts(session: Session, most: int | None = None) -> Iterator[Part]:
         yield f"{len(gaps):,} rows with both durations, {mismatch}"
     elif any(gap.outside for gap in gaps):
         yield gap_table(gaps, most or _GAPS)
+        if most is None:
+            yield gaps_by_type(gaps)
 
 
 #: Where a process or the device failed, the number in the reason is the cause: a signal, a deadline, a code.

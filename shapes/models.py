@@ -46,4 +46,6 @@ BUILT_IN: tuple[ModelFacts, ...]
 BY_NAME: Mapping[str, ModelFacts]
 BUILT_IN, BY_NAME = _read()
 DEEPSEEK_V3, QWEN3_32B, LLAMA_3_70B, GLM_5_1, GLM_5_2 = BUILT_IN
-QWEN3_30B_A3B, QWEN3_0_6B = BY_NAME["qwen3-30b-a3b"], BY_NAME["qwen3-0.6b"]
+QWEN3_30B_A3B, QWEN3_235B_A22B, QWEN3_0_6B, MINIMAX_M2_5 = (
+    BY_NAME[name] for name in ("qwen3-30b-a3b", "qwen3-235b-a22b", "qwen3-0.6b", "minimax-m2.5")
+)

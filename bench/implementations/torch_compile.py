@@ -1,7 +1,7 @@
 """The functions of bench/implementations/torch, each compiled to one graph. Written for torch 2.6 to 2.13.
 
-A function whose graph breaks is unsupported: it would run in pieces, with kernels of torch between them. The rotary
-embeddings of torch write into views, which breaks the graph, so they are written out here.
+A function whose graph breaks is unsupported: it would run in pieces, with kernels of torch between them. So are the
+rotary embeddings, which write into views.
 """
 
 from __future__ import annotations
@@ -64,46 +64,3 @@ def _after_set_up(has_set_up, function, *arguments, **named):
         return replace(prepared, call=wrap(prepared.call))
     compiled = wrap(function)
     return Prepared(lambda: compiled(*arguments, **named))
-
-
-@implements("RotaryPositionEmbedding")
-def rotary_mul(x, cos, sin):
-    compiled = wrap(_rotate)
-    return Prepared(lambda: compiled(x, cos, sin))
-
-
-@implements("InterleaveRope")
-def interleave_rope(x, cos, sin):
-    compiled = wrap(lambda x, cos, sin: _rotate(torch.cat([x[..., ::2], x[..., 1::2]], dim=-1), cos, sin))
-    return Prepared(lambda: compiled(x, cos, sin))
-
-
-@implements("ApplyRotaryPosEmb")
-def apply_rotary_pos_emb(query, key, cos, sin, *, layout):
-    def both(query, key, cos, sin):
-        return query.copy_(_rotate(query, cos, sin)), key.copy_(_rotate(key, cos, sin))
-
-    compiled = wrap(both)
-    return Prepared(lambda: compiled(query, key, cos, sin), changes=(query, key))
-
-
-@implements("_triton_rope")
-def rotary_embedding(positions, query, key, table, head_size, rotary_size, is_neox_style):
-    if not is_neox_style:
-        raise Unsupported("adjacent pairs of features: only pairs half a head apart")
-
-    def both(positions, query, key, table):
-        cos, sin = (half.repeat(1, 1, 2) for half in table[positions].unsqueeze(1).chunk(2, -1))
-        for x in (query, key):
-            part = x.view(len(positions), -1, head_size)[..., :rotary_size]
-            part.copy_(_rotate(part, cos, sin))
-        return query, key
-
-    compiled = wrap(both)
-    return Prepared(lambda: compiled(positions, query, key, table), changes=(query, key))
-
-
-def _rotate(x, cos, sin):
-    """Returns x (..., D), where features half a head apart are rotated together, in float32 inside."""
-    first, second = x.float().chunk(2, -1)
-    return (x.float() * cos + torch.cat([-second, first], dim=-1) * sin).to(x.dtype)

@@ -82,11 +82,9 @@ def moe_gating_top_k(call: Gating) -> Prepared:
 def _count(ids, counts, n, size: tl.constexpr, experts: tl.constexpr):
     block = tl.program_id(0)
     at = block * size + tl.arange(0, size)
-    found = tl.histogram(tl.load(ids + at, mask=at < n, other=0).to(tl.int32), experts)
-    # Missing ids count as those of expert 0, of which only the last block has too many: nothing follows it.
-    expert = tl.arange(0, experts)
-    missing = tl.maximum((block + 1) * size - n, 0)
-    tl.store(counts + block * experts + expert, found - tl.where(expert == 0, missing, 0))
+    # Missing ids count as those of the last expert, whom no token chose.
+    found = tl.histogram(tl.load(ids + at, mask=at < n, other=experts - 1).to(tl.int32), experts)
+    tl.store(counts + block * experts + tl.arange(0, experts), found)
 
 
 @triton.jit
@@ -133,15 +131,15 @@ def moe_token_permute(tokens: torch.Tensor, indices: torch.Tensor, num_out_token
     kept = n if num_out_tokens is None else num_out_tokens
     ids = indices.flatten()
     out, places = tokens.new_empty(kept, width), torch.empty(n, dtype=torch.int32, device=ids.device)
-    is_few = n <= _FEW
     size = max(1024, triton.next_power_of_2(triton.cdiv(n, _MOST_BLOCKS)))
-    blocks, experts = triton.cdiv(n, size), 0 if is_few else max(_EXPERTS, triton.next_power_of_2(int(ids.max()) + 1))
+    blocks = triton.cdiv(n, size)
+    experts = 0 if n <= _FEW else max(_EXPERTS, triton.next_power_of_2(int(ids.max()) + 2))
     counts = torch.empty(blocks, max(experts, 1), dtype=torch.int32, device=ids.device)
     rows = min(triton.next_power_of_2(triton.cdiv(n, 512)), 8)
     arguments = (tokens, ids, counts, out, places, n, kept, n // max(len(tokens), 1), width)
 
     def launch() -> None:
-        if not is_few:
+        if experts:
             _count[blocks,](ids, counts, n, size, experts)
             _place[1,](counts, blocks, triton.next_power_of_2(blocks), experts, num_warps=16)
         _copy[triton.cdiv(n, rows),](*arguments, rows, size, experts, 4096 // rows, 1024 // rows)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from opatlas.capture.torch_operators import Operator
+from opatlas.capture.operator_rows import Operator
 from opatlas.capture.torch_trace import CallKind, TorchTrace
 
 _NONE = Operator("no operator")

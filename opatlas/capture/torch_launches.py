@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -15,8 +16,9 @@ import numpy as np
 
 from opatlas.capture.cuda_graphs import Capture, captures_beside, captures_of, pair_graphs, steps_of
 from opatlas.capture.launches import CapturedLaunches, SkipReason
+from opatlas.capture.operator_rows import CapturedRow, LeftOut, NoRow, Operator
 from opatlas.capture.single_launches import Launch, Launches, device_times
-from opatlas.capture.torch_operators import CapturedRow, LeftOut, row_of
+from opatlas.capture.torch_operators import CACHE_OPERATOR, attention_of_batch, row_of
 from opatlas.capture.torch_trace import COLLECTIVE, CallKind, TorchTrace, read_trace
 from opatlas.data.cells import kernels_cell
 from opatlas.errors import TableError
@@ -24,6 +26,7 @@ from opatlas.row.attention import Sequences, batch_cells, row_key
 from opatlas.row.columns import (
     ACCELERATOR_CORE,
     BASE,
+    EXTRA_IN_SIGNATURE,
     MEAN_LENGTHS,
     PROFILING_KERNEL_NAMES,
     PROFILING_SOURCE,
@@ -60,14 +63,11 @@ class Outcome:
     is_replay: bool
 
 
-def with_lengths_of_step(row: CapturedRow, steps: Iterable[str]) -> CapturedRow:
-    """Returns a row of attention with the lengths that a step's name has; the row itself if none fits.
+def sequences_of_steps(steps: Iterable[str]) -> Iterator[tuple[list[Sequences], list[Sequences], bool]]:
+    """Yields the decoded sequences and the prompts that names of steps have.
 
-    A call has all sequences of the step, those decoded before prompts, or those of one phase; and sequences of one
-    token that fill a graph. The name has sums of lengths, of which each sequence gets its share: the row tells it, if
-    other lengths have these sums.
+    A name has sums of lengths, of which each sequence gets its share: the flag is whether others have these sums.
     """
-    key = row_key(row.cells)
     for step in steps:
         phases: dict[str, list[Sequences]] = {"generation": [], "context": []}
         is_mean = False
@@ -75,10 +75,21 @@ def with_lengths_of_step(row: CapturedRow, steps: Iterable[str]) -> CapturedRow:
             count, queries, keys, squares = map(int, numbers)
             phases[phase] = [Sequences(1, (queries + at) // count, (keys + at) // count) for at in range(count)]
             is_mean |= count > 1 and (queries < keys or queries**2 < count * squares)
-        decoded, prompts = phases.values()
+        if any(phases.values()):
+            yield phases["generation"], phases["context"], is_mean
+
+
+def with_lengths_of_step(row: CapturedRow, steps: Iterable[str]) -> CapturedRow:
+    """Returns a row of attention with the lengths that a step's name has; the row itself if none fits.
+
+    A call has all sequences of the step, those decoded before prompts, or those of one phase; and sequences of one
+    token that fill a graph.
+    """
+    key = row_key(row.cells)
+    if key is None or key.kv_sequences is None:
+        return row
+    for decoded, prompts, is_mean in sequences_of_steps(steps):
         for batch in (decoded + prompts, decoded, prompts):
-            if key is None or key.kv_sequences is None or not batch:
-                continue
             filling = [Sequences(key.kv_sequences - len(batch), 1, 1)]
             if (cells := batch_cells(key, batch + filling)) is not None:
                 return replace(row, cells={**row.cells, **cells, **dict([MEAN_LENGTHS] if is_mean else [])})
@@ -96,8 +107,8 @@ class TraceOutcomes:
         self.trace = trace
         self.problems: list[str] = []
         self.captures = captures
-        self._rows: dict[tuple[int, int, tuple[int, ...]], CapturedRow | LeftOut] = {}
-        self._with_lengths: dict[tuple[int, tuple[str, ...]], CapturedRow] = {}
+        #: By trace, operator, kernels; and of attention without lengths by the steps around it.
+        self._rows: dict[tuple[int, int, tuple[int, ...], tuple[str, ...]], CapturedRow | LeftOut] = {}
 
     def __iter__(self) -> Iterator[Outcome]:
         """Yields the outcomes; each device event is in one of them."""
@@ -131,23 +142,43 @@ class TraceOutcomes:
             of_call, number = events[owned[start:end]].tolist(), int(owner[owned[start]])
             start = end
             kind = source.op_kind[number]
-            names = tuple(self.trace.name[event] for event in of_call)
-            row = self._rows.get((id(source), kind, names))
-            if row is None:
-                row = row_of(source.operators[kind], [self.trace.names[name] for name in names])
-                self._rows[id(source), kind, names] = row
-            if isinstance(row, CapturedRow) and WITHOUT_LENGTHS in row.cells.items():
-                steps = tuple(self.trace.steps_at(self.trace.call_ns[self.trace.call_of[of_call[0]]]))
-                if (id(row), steps) not in self._with_lengths:
-                    self._with_lengths[id(row), steps] = with_lengths_of_step(row, steps)
-                row = self._with_lengths[id(row), steps]
-            yield Outcome(row, source.operators[kind].name, of_call, is_replay)
+            yield Outcome(self._row(source, kind, of_call), source.operators[kind].name, of_call, is_replay)
         for at in np.flatnonzero(owner < 0).tolist():
             event, call = int(events[at]), int(calls[at])
             around = int(inner[call]) if call >= 0 else -1
             operator = source.operators[source.op_kind[around]].name if around >= 0 else ""
             reason, name = self._reason(event, call, operator, owner[at] == COLLECTIVE, is_replay=is_replay)
             yield Outcome(LeftOut(reason), name, [event], is_replay)
+
+    def _row(self, source: TorchTrace, kind: int, events: Sequence[int]) -> CapturedRow | LeftOut:
+        """Returns the row of a call of an operator, with the lengths of its step if it has no others."""
+        operator, names = source.operators[kind], tuple(self.trace.name[event] for event in events)
+        key = id(source), kind, names, tuple[str, ...]()
+        if key not in self._rows:
+            self._rows[key] = row_of(operator, [self.trace.names[name] for name in names])
+        row = self._rows[key]
+        if isinstance(row, CapturedRow):
+            has_lengths = WITHOUT_LENGTHS not in row.cells.items()
+        else:
+            has_lengths = row.reason is not SkipReason.NO_LENGTHS
+        if has_lengths:
+            return row
+        steps = tuple(self.trace.steps_at(self.trace.call_ns[self.trace.call_of[events[0]]]))
+        key = *key[:3], steps
+        if key not in self._rows:
+            made = with_lengths_of_step(row, steps) if isinstance(row, CapturedRow) else None
+            self._rows[key] = made or self._attention_of_step(source, operator, steps) or row
+        return self._rows[key]
+
+    def _attention_of_step(self, source: TorchTrace, operator: Operator, steps: Sequence[str]) -> CapturedRow | None:
+        """Returns the row of attention as one operator, whose cache another operator of the traces has."""
+        operators = (*source.operators, *self.trace.operators)
+        for cache in [each for each in operators if each.name == CACHE_OPERATOR][:1]:
+            for decoded, prompts, is_mean in sequences_of_steps(steps):
+                with suppress(NoRow):
+                    row = attention_of_batch(operator, cache, decoded + prompts)
+                    return replace(row, cells={**row.cells, **dict([MEAN_LENGTHS] if is_mean else [])})
+        return None
 
     def _reason(
         self, event: int, call: int, operator: str, is_collective: bool, *, is_replay: bool
@@ -247,7 +278,7 @@ def torch_launches(path: Path) -> Launches:
                     start_ns=trace.start_ns[event],
                     duration_us=trace.duration_ns[event] / 1e3,
                     kernel_type=kernel_type,
-                    cells={column: cells[column] for column in BASE if column in cells},
+                    cells={column: cells[column] for column in (*BASE, *EXTRA_IN_SIGNATURE) if column in cells},
                     counters={},
                     name=trace.names[trace.name[event]],
                     step=trace.step_of(trace.call_ns[call]) if call >= 0 else "",

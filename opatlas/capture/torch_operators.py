@@ -27,10 +27,10 @@ from opatlas.capture.operator_rows import (
     pointwise,
 )
 from opatlas.row import columns as col
-from opatlas.row.attention import Sequences, batch_cells, row_key
+from opatlas.row.attention import Sequences, batch_cells, keys_of, queries_of, row_key
 
-__all__ = ["OPERATORS", "CapturedRow", "LeftOut", "Operator", "is_known", "row_of", "wins_over_inner"]
-
+#: It has the engine's cache.
+CACHE_OPERATOR = "_C_cache_ops::reshape_and_cache_flash"
 #: The mask that stands for a causal mask of any lengths, and the number of slots of FusedInferAttentionScore.
 _CAUSAL_MASK, _ATTENTION_SLOTS = (2048, 2048), 31
 
@@ -150,8 +150,8 @@ def _rope(call: OperatorCall) -> CapturedRow:
 def _attention(causal: int, bias: int | None = None) -> RowMaker:
     """Returns the maker of rows of attention: queries, keys and values (B, N, S, D); `causal` and `bias` are arguments.
 
-    All sequences have one length, so the row has their lengths: the sequences one after the other. With a mask of its
-    own a call is a row of the kernel type that has masks, of training.
+    All sequences have one length, so the row has them one after the other. With a mask of its own a call is a row of
+    the kernel type that has masks, of training.
     """
 
     def make(call: OperatorCall) -> CapturedRow:
@@ -166,10 +166,7 @@ def _attention(causal: int, bias: int | None = None) -> RowMaker:
         keys, masked = k.shape[2], call.value(causal) is True and queries > 1
         call.expect(not masked or queries == keys, "a causal mask for more keys than queries")
         packed = [each.like(each.shape[0] * each.shape[2], each.shape[1], each.shape[3]) for each in tensors]
-        row = _attention_row(call, packed, batch, v.shape[3], masked, {})
-        key = row_key(row.cells)
-        lengths = key and batch_cells(key, [Sequences(batch, queries, keys)])
-        return replace(row, cells={**row.cells, **(lengths or {})})
+        return _attention_row(call, packed, [Sequences(batch, queries, keys)], v.shape[3], masked)
 
     return make
 
@@ -177,25 +174,31 @@ def _attention(causal: int, bias: int | None = None) -> RowMaker:
 def _attention_row(
     call: OperatorCall,
     qkv: Sequence[Tensor],
-    batch: int,
+    batch: Sequence[Sequences] | int,
     width: int,
-    masked: bool,
-    cells: Mapping[str, str],
+    masked: bool = True,
     table: Tensor | None = None,
 ) -> CapturedRow:
-    """Returns a row of FusedInferAttentionScore: queries, keys and values, in pages if there is a table of them."""
+    """Returns a row of FusedInferAttentionScore: queries, keys and values, in pages if there is a table of them.
+
+    Of a batch whose lengths are not known, `batch` is the number of its sequences. Its row says that, and nothing else:
+    records fill the other cells, and a further capture adds to the rows that they filled.
+    """
+    count = batch if isinstance(batch, int) else len(keys_of(batch))
     mask = Tensor(_CAUSAL_MASK, "INT8") if masked else None
-    slots = [*qkv, None, mask, numbers(batch), numbers(batch), *[None] * 7, table]
+    slots = [*qkv, None, mask, numbers(count), numbers(count), *[None] * 7, table]
     result = qkv[0].like(*qkv[0].shape[:2], width)
-    return call.row("FusedInferAttentionScore", slots + [None] * (_ATTENTION_SLOTS - len(slots)), [result], cells)
+    row = call.row("FusedInferAttentionScore", slots + [None] * (_ATTENTION_SLOTS - len(slots)), [result])
+    key = row_key(row.cells)
+    lengths = dict([col.WITHOUT_LENGTHS]) if isinstance(batch, int) else key and batch_cells(key, batch)
+    return replace(row, cells={**row.cells, **(lengths or {})})
 
 
 def _lengths_on_device(call: OperatorCall) -> CapturedRow:
-    """Attention to sequences of several lengths: queries (T, N, D), keys and values, the ends of the sequences.
+    """Attention to sequences of several lengths, on the device: queries (T, N, D), keys and values, their ends.
 
     Keys are in pages (blocks, block size, N, D) with a table of them, or (T, N, D). The places of arguments change
-    between versions, so they are found by axes and dtypes. The lengths are on the device: the row says that they are
-    not known, until records of calls, or a user, tell them.
+    between versions, so they are found by axes and dtypes.
     """
     q, k, v, *others = call.tensors()
     q = q.like(math.prod(q.shape[:-2]), *q.shape[-2:])
@@ -204,17 +207,31 @@ def _lengths_on_device(call: OperatorCall) -> CapturedRow:
     call.expect(fits, "neither keys in pages nor the ends of sequences")
     if 2 in of_axes:
         return _attention_to_pages(call, q, k, v, of_axes[2])
-    batch = of_axes[1].shape[0] - 1
     packed = [q, k.like(*k.shape), v.like(*v.shape)]
-    return _attention_row(call, packed, batch, v.shape[2], True, dict([col.WITHOUT_LENGTHS]))
+    return _attention_row(call, packed, of_axes[1].shape[0] - 1, v.shape[2])
 
 
 def _attention_to_pages(call: OperatorCall, q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> CapturedRow:
     # A cache has pages for all steps of an engine; of those a row keeps as many as the table can name.
     (blocks, size, heads, _), pages = k.shape, table.shape
     caches = [each.like(min(blocks, math.prod(pages)), size, heads * each.shape[3]) for each in (k, v)]
-    # Nothing else: records fill the other cells, and a further capture adds to the rows that they filled.
-    return _attention_row(call, [q, *caches], pages[0], q.shape[2], True, dict([col.WITHOUT_LENGTHS]), table)
+    return _attention_row(call, [q, *caches], pages[0], q.shape[2], table=table)
+
+
+def attention_of_batch(operator: Operator, cache: Operator, batch: Sequence[Sequences]) -> CapturedRow:
+    """Returns the row of attention as one operator (queries, keys and values (T, N, D)) of a batch; `cache` is a call
+    of CACHE_OPERATOR. Prompts alone are packed. More tokens than those of the batch fill a graph. Raises NoRow.
+    """
+    call, pages = OperatorCall(operator, ()), OperatorCall(cache, ()).tensor(2)
+    queries, keys = queries_of(batch), keys_of(batch)
+    q, k, v = (each.like(sum(queries), *each.shape[1:]) for each in map(call.tensor, range(3)))
+    call.expect(sum(queries) <= call.tensor(0).shape[0] and len(q.shape) == len(k.shape) == 3, "fewer tokens")
+    table = None
+    if queries != keys:
+        size, dtype = pages.shape[1], pages.dtype.replace("UINT8", "FLOAT8_E4M3FN")
+        table = Tensor((len(keys), -(-max(keys) // size)), "INT32")
+        k, v = (Tensor((math.prod(table.shape), size, math.prod(each.shape[1:])), dtype) for each in (k, v))
+    return _attention_row(call, [q, k, v], batch, q.shape[2], table=table)
 
 
 def _pages_in_one_list(call: OperatorCall) -> CapturedRow:
@@ -291,9 +308,11 @@ OPERATORS: Mapping[str, RowMaker] = {
     "sgl_kernel::rmsnorm": _NORM,
     "sgl_kernel::gemma_rmsnorm": _NORM,
     "aiter::rmsnorm": _NORM,
+    "aiter::rms_norm": layout("RmsNorm", "0; 1 -> 0; 0.rows"),
     "_C::fused_add_rms_norm": _ADD_NORM,
     "sgl_kernel::fused_add_rmsnorm": _ADD_NORM,
     "sgl_kernel::gemma_fused_add_rmsnorm": _ADD_NORM,
+    "aiter::rmsnorm2d_fwd_with_add_ck": layout("AddRmsNorm", "1; 2; 4 -> 0; 0.rows; 3"),
     "aiter::add_rmsnorm": layout("AddRmsNorm", "1; 2; 4 -> 0; 0.rows; 3"),
     "_C::silu_and_mul": _SWIGLU,
     "sgl_kernel::silu_and_mul": _SWIGLU,
@@ -348,7 +367,7 @@ OPERATORS: Mapping[str, RowMaker] = {
     # Rotation and caches.
     "_C::rotary_embedding": _rope,
     "sgl_kernel::rotary_embedding": _rope,
-    "_C_cache_ops::reshape_and_cache_flash": layout("ReshapeAndCacheNdKernel", "0; 1; 2; 3; 4:INT32 -> 2; 3"),
+    CACHE_OPERATOR: layout("ReshapeAndCacheNdKernel", "0; 1; 2; 3; 4:INT32 -> 2; 3"),
     "sglang::store_cache": _store,
     # Routing and quantization.
     "_moe_C::topk_softmax": layout("MoeGatingTopK", "3 -> 0@3; 1:INT32"),

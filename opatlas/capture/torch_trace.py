@@ -19,7 +19,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from opatlas.capture.torch_operators import Operator, is_known, wins_over_inner
+from opatlas.capture.operator_rows import Operator
+from opatlas.capture.torch_operators import is_known, wins_over_inner
 from opatlas.capture.traces import EventStream, TruncatedTraceError
 from opatlas.errors import TableError
 from opatlas.files import open_stream

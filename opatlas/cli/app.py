@@ -120,11 +120,11 @@ def _add_output(app: App) -> None:
 
         Args:
             json: print JSON.
-            format: print tables as text, Markdown or CSV (default: text).
+            format: print all that was found as text, Markdown or CSV (default: what fits on a screen).
         """
         if json and format:
             raise UsageError("--json and --format name two formats: leave one of them out")
-        output = Output("json" if json else format or "text")
+        output = Output("json" if json else format or "screen")
         try:
             command, bound, injected = app.parse_args(words, exit_on_error=False, print_error=False)
             if "output" in injected:

@@ -23,8 +23,6 @@ from opatlas.show.result import Part
 
 #: pytest's exit statuses after its cases: all passed, some failed.
 _CASES_RAN = (0, 1)
-#: The findings of a case that are shown without -vv.
-_SHOWN = 5
 
 
 def check(
@@ -39,82 +37,81 @@ def check(
 
     Args:
         database: folder of {KernelType}.csv files, or a device such as NVIDIA_H200.
-        options: options of pytest: -k, -x, -v, --junit-xml and others. -vv shows each finding, and not only the five
-            worst of each case. --strict fails known and advisory findings, and entries of known_findings.yaml without
-            a finding.
+        options: options of pytest: -k, -x, -v, --junit-xml and others; with any, what pytest prints is shown, too.
+            --strict fails known and advisory findings, and entries of known_findings.yaml without a finding.
     """
     require_extra("bench", "`opatlas check`", "pytest")
     run_checks = import_module("opatlas.plugins.check").run_checks
-    with usage_errors(), nullcontext() if output.is_text else redirect_stdout(StringIO()):
+    is_shown = output.format == "text" or (output.format == "screen" and options)
+    with usage_errors(), nullcontext() if is_shown else redirect_stdout(StringIO()) as printed:
         status, found = run_checks(database, options)
     if status not in _CASES_RAN:
-        return Result(status=status)
+        return Result([printed.getvalue()] if printed and output.is_text else [], status=status)
     return Result(list(_parts(found)), _json(found, status), found.problems, status)
 
 
 def _parts(found: CheckResults) -> Iterator[Part]:
     database = found.database
-    about = {"kernel types": len(database.tables), "rows": database.rows, "device": database.device}
-    yield Fields(about, str(database.path))
     tallies = [tally for tally in found.tallies.values() if tally.cases or tally.skipped]
-    rows = [
+    ran = sum(tally.cases > 0 for tally in tallies)
+    yield Fields(
+        {
+            "findings": sum(len(tally.new) for tally in tallies),
+            "known": sum(len(tally.known) for tally in tallies) or None,
+            "checks": (ran, f"{len(tallies) - ran} more do not apply" if ran < len(tallies) else ""),
+            "kernel types": len(database.tables),
+            "rows": database.rows,
+            "device": database.device,
+        },
+        str(database.path),
+    )
+    # The worst one of each case comes first.
+    findings = [
+        (rank, (tally.check.name, each.place, each.row, each.value, each.reason))
+        for tally in tallies
+        for of_case in tally.failing
+        for rank, each in enumerate(of_case)
+    ]
+    rows = [row for _, row in sorted(findings, key=lambda each: each[0])]
+    yield Table(("check", "place", "row", "value", "reason"), rows, "findings")
+    of_checks = [
         (
             tally.check.name,
             tally.cases or None,
             len(tally.new) if tally.cases else None,
             len(tally.known) or None,
-            tally.check.about,
             tally.check.remedy if tally.new else None,
+            tally.check.about,
             tally.skipped,
         )
         for tally in tallies
     ]
-    if rows:
-        columns = ("check", "cases", "findings", "known", "looks for", "remedy", "not run, since")
-        yield Table(columns, rows, "checks")
-    yield from _known(found)
-    if found.show_all and (messages := _messages(found)):
-        worst_first = sorted(messages, key=lambda each: list(AlignmentVerdict).index(each.verdict), reverse=True)
-        of_messages = (
-            *("verdict", "kernel type", "message", Column("measured(us)", microseconds)),
-            *(Column("captured(us)", microseconds), "quality", Column("noise", percent)),
-            *(Column("model(us)", microseconds), Column("least(us)", microseconds), "reason"),
-        )
-        yield Table(of_messages, [each[:-1] for each in worst_first], "messages against their links")
-    most = None if found.show_all else _SHOWN
-    findings = [
-        (tally.check.name, each.place, each.row, each.value, each.reason)
-        for tally in tallies
-        for of_case in tally.failing
-        for each in of_case[:most]
-    ]
-    if findings:
-        left_out = sum(len(of_case) for tally in tallies for of_case in tally.failing) - len(findings)
-        title = "findings (-vv shows all)" if left_out else "findings"
-        yield Table(("check", "place", "row", "value", "reason"), findings, title, left_out)
+    columns = ("check", "cases", "findings", "known", "remedy", "looks for", "not run, since")
+    yield Table(columns, of_checks, "checks", weight=lambda row: row[2] or 0)
+    yield from _known(found, detail=bool(findings))
+    worst_first = sorted(_messages(found), key=lambda each: list(AlignmentVerdict).index(each.verdict), reverse=True)
+    of_messages = (
+        *("verdict", "kernel type", "message", Column("measured(us)", microseconds)),
+        *(Column("captured(us)", microseconds), "quality", Column("noise", percent)),
+        *(Column("model(us)", microseconds), Column("least(us)", microseconds), "reason"),
+    )
+    yield Table(of_messages, [each[:-1] for each in worst_first], "messages against their links", detail=True)
 
 
 def _messages(found: CheckResults) -> list[Alignment]:
     return [each for table in found.database.tables.values() for each in alignments(found.database, table)]
 
 
-def _known(found: CheckResults) -> Iterator[Part]:
+def _known(found: CheckResults, *, detail: bool) -> Iterator[Part]:
     covered = Counter(id(entry) for tally in found.tallies.values() for _, entry in tally.known)
     rows = [
-        (
-            ", ".join(entry.checks),
-            _which(entry),
-            *(covered[id(entry)], entry.date),
-            entry.reason if found.show_all else entry.reason.partition(". ")[0],
-        )
+        (", ".join(entry.checks), _which(entry), covered[id(entry)], entry.date, entry.reason)
         for entry in found.entries
         if covered[id(entry)]
     ]
-    if rows:
-        yield Table(("check", "rows", "findings", "date", "reason"), rows, f"known, by {KNOWN_FINDINGS}")
+    yield Table(("check", "rows", "findings", "date", "reason"), rows, f"known, by {KNOWN_FINDINGS}", detail=detail)
     unused = [(entry.place, ", ".join(entry.checks), _which(entry)) for entry in found.unused_entries()]
-    if unused:
-        yield Table(("entry", "check", "rows"), unused, "entries without a finding: remove them")
+    yield Table(("entry", "check", "rows"), unused, "entries without a finding: remove them")
 
 
 def _which(entry: KnownFinding) -> str:

@@ -1,4 +1,4 @@
-"""`opatlas combine`: databases and journals that were measured separately become one database."""
+"""`opatlas combine`: databases that were measured separately become one database."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def combine(
     mixed: bool = False,
     pool: bool = False,
 ) -> Result:
-    """Combines databases and journals that were measured separately into one database.
+    """Combines databases that were measured separately into one database.
 
     If a row has two durations, that of the newer run stays, and the history keeps the other. SOURCEs do not change.
 
@@ -42,7 +42,7 @@ def combine(
 
     Args:
         target: folder of {KernelType}.csv files to combine into; made if it does not exist.
-        sources: folders of {KernelType}.csv files, with their unmerged journals, or journals (.jsonl) of sessions.
+        sources: folders of {KernelType}.csv files, with their unmerged journals.
         mixed: combine durations of different devices or versions of torch.
         pool: then give each row of TARGET the duration of its run with the median over all runs, and fill the Pooled
             columns: runs, machines, and the spread between machines.
@@ -66,7 +66,7 @@ def combine(
         "problems": problems,
     }
     parts = [*_parts(target, opened, found), *(_pooled(pooled) if pooled is not None else ())]
-    return Result(parts, content, problems, 1 if problems else 0)
+    return Result(parts, content, problems)
 
 
 def _combine(target: Database, opened: CombineSources, pool: bool) -> tuple[CombineResult, list[PooledRow] | None]:

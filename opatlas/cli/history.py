@@ -22,12 +22,9 @@ from opatlas.errors import UsageError
 from opatlas.formats import change, microseconds, percent
 from opatlas.row.location import expect_database
 from opatlas.row.signature import RowChoice, make_case_id
-from opatlas.show import Column, Fields, Output, Result, Table
+from opatlas.show import Column, Fields, Result, Table
 from opatlas.show.parameters import DatabaseFolder, Percent
 from opatlas.show.result import Part
-
-#: Changed rows that a terminal and a comment get.
-_CHANGES_SHOWN = 20
 
 
 def history(
@@ -36,7 +33,6 @@ def history(
     *rows: Annotated[str, Parameter(name="ROW")],
     fail_slower: Percent | None = None,
     restore: Literal["csvs", "pruned"] | None = None,
-    output: Annotated[Output, Parameter(parse=False)],
 ) -> Result:
     """The rows that became slower or faster from some run on; with ROW what it took in each run.
 
@@ -64,9 +60,9 @@ def history(
     if restore == "pruned":
         return _unprune(Database(database), chosen)
     changed = find_regressions(Database(database), chosen) if fail_slower is not None or not rows else None
-    shown = _runs(Database(database), chosen) if rows else _changes(database, changed, output)
+    shown = _runs(Database(database), chosen) if rows else _changes(database, changed)
     problems = [*shown.problems, *(_slower(changed, fail_slower) if changed and fail_slower is not None else ())]
-    return Result(shown.parts, shown.json, problems, 1 if problems else 0)
+    return Result(shown.parts, shown.json, problems)
 
 
 def _choice(database: Database, names: Sequence[str]) -> RowChoice:
@@ -81,7 +77,7 @@ def _slower(found: Regressions, least: float) -> Iterator[str]:
         yield f"--fail-slower {least:g}%: {len(slower):,} slower, most {worst}"
 
 
-def _changes(path: Path, found: Regressions | None, output: Output) -> Result:
+def _changes(path: Path, found: Regressions | None) -> Result:
     assert found is not None
     content = {
         "runs": found.runs,
@@ -104,35 +100,32 @@ def _changes(path: Path, found: Regressions | None, output: Output) -> Result:
             for each in found.changes
         ],
     }
-    return Result(list(_change_parts(path, found, output)), content, found.problems)
+    return Result(list(_change_parts(path, found)), content, found.problems)
 
 
-def _change_parts(path: Path, found: Regressions, output: Output) -> Iterator[Part]:
+def _change_parts(path: Path, found: Regressions) -> Iterator[Part]:
     runs, disturbed = len(found.runs), len(found.disturbed)
     few = runs - disturbed < LEAST_RUNS
     told = f"{LEAST_RUNS} are needed, {LEAST_SIDE} on both sides of a step" if few else ""
     yield Fields(
         {
             "runs": (runs, told),
-            "disturbed": (disturbed, "runs left out: their manifests have disturbances") if disturbed else None,
+            "disturbed": (disturbed or None, "runs left out: their manifests have disturbances"),
             "rows": (found.rows, f"{len(found.series):,} with {LEAST_RUNS} runs that compare"),
-            "left out": (found.left_out, "durations of bimodal, throttled or noisy samples")
-            if found.left_out
-            else None,
+            "left out": (found.left_out or None, "durations of bimodal, throttled or noisy samples"),
             "changed": (len(found.changes), f"spread between runs {percent(found.spread)}") if found.series else None,
         },
         title=str(path),
     )
     if not found.series and runs > 1:
         yield "next: opatlas compare DB@RUN DB compares two runs"
-    if found.shifts:
-        shifts = [
-            (before, after, each.percent / 100, each.rows, "; ".join(found.differences(before, after)))
-            for each in found.shifts
-            for before, after in [(each.before_run, each.after_run)]
-        ]
-        of_shifts = ("from run", "to run", Column("all rows", change), "rows", "what differs")
-        yield Table(of_shifts, shifts, "changes of the machine, left out below")
+    shifts = [
+        (before, after, each.percent / 100, each.rows, "; ".join(found.differences(before, after)))
+        for each in found.shifts
+        for before, after in [(each.before_run, each.after_run)]
+    ]
+    of_shifts = ("from run", "to run", Column("all rows", change), "rows", "what differs")
+    yield Table(of_shifts, shifts, "changes of the machine, left out below")
     by_runs = found.by_runs()
     numbers = {runs: number for number, runs in enumerate(by_runs, 1)}
     steps = [
@@ -146,10 +139,7 @@ def _change_parts(path: Path, found: Regressions, output: Output) -> Iterator[Pa
         )
         for (before, after, is_drift), changes in by_runs.items()
     ]
-    if steps:
-        yield Table(("no.", "change", "from run", "to run", "slower", "faster", "what differs"), steps)
-    most = None if output.format == "csv" else _CHANGES_SHOWN
-    shown = sorted(found.changes, key=lambda each: -abs(each.percent))[:most]
+    yield Table(("no.", "change", "from run", "to run", "slower", "faster", "what differs"), steps)
     rows = [
         (
             numbers[each.before_run, each.after_run, each.is_drift],
@@ -157,12 +147,11 @@ def _change_parts(path: Path, found: Regressions, output: Output) -> Iterator[Pa
             f"{each.runs_before}" if each.is_drift else f"{each.runs_before}+{each.runs_after}",
             each.series.case_id,
         )
-        for each in sorted(shown, key=lambda each: -each.percent)
+        for each in sorted(found.changes, key=lambda each: -each.percent)
     ]
-    if rows:
-        before, after = Column("before(us)", microseconds), Column("after(us)", microseconds)
-        columns = ("no.", before, after, Column("change", change), "runs", "row")
-        yield Table(columns, rows, left_out=len(found.changes) - len(rows))
+    times = Column("before(us)", microseconds), Column("after(us)", microseconds)
+    columns = ("no.", *times, Column("change", change), "runs", "row")
+    yield Table(columns, rows, weight=lambda row: abs(row[3]))
 
 
 def _runs(database: Database, chosen: RowChoice) -> Result:
@@ -180,16 +169,18 @@ def _runs(database: Database, chosen: RowChoice) -> Result:
     ]
     runs = {make_case_id(row.kernel_type, row.signature): runs for row, runs in found.items()}
     cells = [(*each, name) for name, of_row in runs.items() for each in _run_rows(of_row)]
-    # The name of a single row is the title.
+    # The name of a single row is the title; what all runs have in common is told once.
     title = next(iter(runs)) if len(runs) == 1 else ""
-    table = Table((*_RUN_COLUMNS, Column("row", wide=bool(title))), cells, title)
-    return Result([table if cells else Fields({"runs": 0}, title)], content, problems)
-
-
-_RUN_COLUMNS = (
-    *("current", "run", "status", Column("median(us)", microseconds), Column("noise", percent), "samples"),
-    *(Column("change", change), "conditions", "remark"),
-)
+    conditions = list(dict.fromkeys(row[7] for row in cells))
+    common = conditions[0] if len(conditions) == 1 and len(cells) > 1 else None
+    columns = (
+        *("current", "run", "status", Column("median(us)", microseconds), Column("noise", percent), "samples"),
+        *(Column("change", change), Column("conditions", wide=bool(common)), "remark", Column("row", wide=bool(title))),
+    )
+    # The newest runs matter most.
+    table = Table(columns, cells, weight=lambda row: row[1])
+    facts = Fields({"runs": len(cells), "conditions": common}, title)
+    return Result([facts, table], content, problems)
 
 
 def _run_rows(runs: Sequence[RowRun]) -> list[tuple[Any, ...]]:
@@ -237,9 +228,9 @@ def _unprune(database: Database, chosen: RowChoice) -> Result:
         chosen.expect(len(done.restored) + len(done.kept), str(database.pruned_dir))
     counts = {
         "restored": len(done.restored),
-        "still pruned": (len(done.kept), "the CSV has a row of the same signature") if done.kept else None,
+        "still pruned": (len(done.kept) or None, "the CSV has a row of the same signature"),
     }
-    return Result([Fields(counts, str(database.path))], problems=problems, status=1 if problems else 0)
+    return Result([Fields(counts, str(database.path))], problems=problems)
 
 
 def _rebuild(database: Database) -> Result:
@@ -261,11 +252,10 @@ def _rebuild(database: Database) -> Result:
             "rows changed": rebuilt.changed.total(),
             "rows added": rebuilt.added.total(),
             "captured rows": captured.outcome.updated + captured.outcome.new,
-            "edited rows": (edited, "captured durations belong to the old shape") if edited else None,
+            "edited rows": (edited or None, "captured durations belong to the old shape"),
         },
         title=str(database.path),
     )
     names = sorted({*+rebuilt.changed, *+rebuilt.added})
     rows = [(name, rebuilt.changed[name], rebuilt.added[name]) for name in names]
-    parts: list[Part] = [counts, *([Table(("kernel type", "changed", "added"), rows)] if rows else [])]
-    return Result(parts, problems=problems, status=1 if problems else 0)
+    return Result([counts, Table(("kernel type", "changed", "added"), rows)], problems=problems)

@@ -40,8 +40,6 @@ from opatlas.theory.sources import resolve_model
 
 #: What a table says of a part, by `PartCost.composed`.
 _COMPOSED = {True: "composition", None: "may be composition", False: ""}
-#: How many served points a table shows.
-_POINTS_SHOWN = 10
 #: The properties of `ModelCost` that JSON has.
 _OF_SUM = (
     *("model", "database", "stack", "dtype", "layers", "differs"),
@@ -115,7 +113,7 @@ def model(
         opened = open_database(place)
         with progress(f"{against.name}, calls", None) as advance:
             served = served_costs(opened, against, model.model, implementation, lambda _: advance(1))
-        return Result([*_served_parts(served)], json=_served_json(served))
+        return Result([*_served_parts(served)], json=served.figures)
     lengths = [(0, 0, words) for words in sequences]
     if batch or context or not sequences:
         lengths += product(batch or (model.batch,), context or (model.context,), ("" if batch else model.sequences,))
@@ -144,13 +142,14 @@ def model(
     if next is not None:
         added = 0 if dry_run or not rows.rows else _add(Database(opened.path), rows, steps, started_at)
         return Result([*_next_parts(opened, rows, added)], json=_next_json(rows))
+    costs = [cost for _, cost, _ in found if cost is not None]
     if plot is not None:
-        write_plot(plot, [cost for _, cost, _ in found if cost is not None])
+        write_plot(plot, costs)
     if trace is not None:
-        write_trace(trace, chain.from_iterable(model_slices(cost) for _, cost, _ in found if cost is not None))
+        write_trace(trace, chain.from_iterable(map(model_slices, costs)))
     written = [f"written: {path}" for path in (plot, trace) if path is not None]
-    if len(found) == 1 and found[0][1] is not None:
-        return Result([*_cost_parts(found[0][1]), *written], json=_cost_json(found[0][1]))
+    if len(found) == len(costs) == 1:
+        return Result([*_cost_parts(costs[0]), *written], json=_cost_json(costs[0]))
     return Result([*_sweep_parts(name, found), *written], json=[*map(_swept_json, found)])
 
 
@@ -164,17 +163,8 @@ def _names() -> Table:
     for facts in dict.fromkeys(known.values()):
         memory = step_memory(facts, Step(facts.name, 1, 1, dtype=facts.dtype or "BF16"))
         experts = facts.experts.count if facts.experts is not None else None
-        rows.append(
-            (
-                facts.name,
-                ", ".join(short[facts.name]),
-                facts.layers,
-                facts.hidden,
-                experts,
-                memory.weights,
-                facts.stored,
-            )
-        )
+        names = facts.name, ", ".join(short[facts.name])
+        rows.append((*names, facts.layers, facts.hidden, experts, memory.weights, facts.stored))
     return Table(("model", "short names", "layers", "hidden", "experts", Column("weights", size), "stored as"), rows)
 
 
@@ -183,9 +173,7 @@ def _cost_json(cost: ModelCost) -> dict[str, object]:
     time = cost.time
     return {
         **msgspec.structs.asdict(cost.step),
-        **{
-            name: getattr(cost, name) for name in ("model", "database", "stack", "dtype", "layers", "differs", *_OF_SUM)
-        },
+        **{name: getattr(cost, name) for name in _OF_SUM},
         "interval_of": "kernels",
         "step_time": {**asdict(time), "us": time.us} if time is not None else None,
         "memory": memory,
@@ -199,52 +187,52 @@ def _cost_json(cost: ModelCost) -> dict[str, object]:
 
 def _cost_parts(cost: ModelCost) -> Iterator[Part]:
     low, high = cost.interval_us
-    name = "sum without missing(us)" if cost.missing else "sum(us)"
+    lacks = bool(cost.missing)
+    name = "sum without missing(us)" if lacks else "sum(us)"
     of_kernels = f"90 %: {microseconds(low)} to {microseconds(high)}, of kernels"
-    of_bytes = f"{percent(cost.missing_bytes_share)} of all bytes"
+    missing = ", ".join(dict.fromkeys(part.part for part in cost.missing))
     yield Fields(
         {
-            name: (round(cost.us), of_kernels) if cost.us else None,
             **_step_fields(cost),
-            "missing calls": (percent(cost.missing_calls_share), of_bytes) if cost.missing else None,
+            name: (round(cost.us) or None, of_kernels),
+            "missing calls": (percent(cost.missing_calls_share) if lacks else None, missing),
             "tokens/s": None if cost.tokens_per_s is None else round(cost.tokens_per_s),
-            "a layer(us)": (round(cost.us_in_layers / cost.layers), f"mean of {cost.layers}"),
-            "outside of layers(us)": round(cost.us - cost.us_in_layers),
             "memory": str(cost.memory),
-            "tokens of cache left": cost.memory.tokens_left,
+            "how": _shares(cost, "how"),
+            "device": _shares(cost, "device"),
+            "stack": ", ".join(cost.stack),
+            "unlike the model": "; ".join(cost.differs),
         },
         title=f"{msgspec.structs.replace(cost.step, model=cost.model)}, {cost.dtype}",
     )
-    fields: tuple[PartField, ...] = ("how", "device", "source", "cache", "instrument")
+    fields: tuple[PartField, ...] = ("source", "cache", "instrument")
     yield Fields(
         {
-            "unlike the model": "; ".join(cost.differs),
+            "a layer(us)": (round(cost.us_in_layers / cost.layers), f"mean of {cost.layers}"),
+            "outside of layers(us)": round(cost.us - cost.us_in_layers),
+            "tokens of cache left": cost.memory.tokens_left,
+            "missing bytes": percent(cost.missing_bytes_share) if lacks else None,
             **{field: _shares(cost, field) for field in fields},
             "compositions": _share(cost.composition_us, cost),
             "may be compositions": _share(cost.untold_us, cost),
             "other dtypes": _share(cost.other_dtypes_us, cost),
-            "stack": ", ".join(cost.stack),
             "database": str(cost.database),
-        }
+        },
+        title="layers, measurements",
+        detail=True,
     )
-    us, notes = Column("each(us)", microseconds), list(map(_note, cost.parts))
-    note = Column("note", wide=not any(notes))
+    us = Column("each(us)", microseconds)
     yield Table(
-        ("part", "kernel type", "calls", us, Column("share", percent), "how", "implementation", note),
+        ("part", "kernel type", "calls", us, Column("share", percent), "how", "implementation", "note"),
         [
             (
-                part.part,
-                part.kernel_type,
-                part.calls,
-                part.us_per_call,
-                part.us / cost.us if part.us else None,
-                part.how,
-                parse_implementation(part.implementation)[0],
-                words,
+                *(part.part, part.kernel_type, part.calls, part.us_per_call, part.us / cost.us if part.us else None),
+                *(part.how, parse_implementation(part.implementation)[0], _note(part)),
             )
-            for part, words in zip(cost.parts, notes, strict=True)
+            for part in cost.parts
         ],
         title="parts",
+        weight=lambda row: row[4] or 0.0,
     )
 
 
@@ -285,32 +273,10 @@ def _sweep_parts(name: str, found: Sequence[SweptStep]) -> Iterator[Part]:
         note = f"without {', '.join(dict.fromkeys(part.part for part in cost.missing))}" if left else ""
         memory = cost.memory
         rows.append((*asked, found_us.us / 1000, low, high, speed, each, memory.needed, memory.tokens_left, note))
-    yield Table(
-        (
-            *("sequences", "batch", "context", "tp", "ep"),
-            *(
-                ms,
-                Column("low(ms)", number),
-                Column("high(ms)", number),
-                "tokens/s",
-                "a device",
-            ),
-            *(Column("memory", size), "tokens left", "note"),
-        ),
-        rows,
-        title=name,
-    )
-
-
-def _served_json(served: Served) -> dict[str, object]:
-    left_out = {"refused": served.refused, "dropped": served.dropped}
-    return {
-        "points": [msgspec.structs.asdict(each.point) | each.figures for each in served.points],
-        **{
-            name: [msgspec.structs.asdict(point) | {"why": why} for point, why in left]
-            for name, left in left_out.items()
-        },
-    }
+    times = ms, Column("low(ms)", number), Column("high(ms)", number)
+    memory_columns = Column("memory", size), "tokens left", "note"
+    columns = ("sequences", "batch", "context", "tp", "ep", *times, "tokens/s", "a device", *memory_columns)
+    yield Table(columns, rows, name)
 
 
 def _served_parts(served: Served) -> Iterator[Part]:
@@ -333,38 +299,25 @@ def _served_parts(served: Served) -> Iterator[Part]:
         summary.append((*names, len(group), middle, median(sizes), sizes[len(sizes) // 10], *counts))
     missing = Column("missing calls", percent)
     of_points = ("points", error, Column("|error|", percent), Column("p90", percent), "in the interval", missing)
-    if summary:
-        adds, fit = Column("server adds(us a layer)", number), Column("to other models", number)
-        yield Table(
-            ("model", "engine", *of_points, adds, fit, Column("|error| with that", percent)),
-            summary,
-            title="predicted against served, medians",
-        )
+    adds, fit = Column("server adds(us a layer)", number), Column("to other models", number)
+    columns = ("model", "engine", *of_points, adds, fit, Column("|error| with that", percent))
+    yield Table(columns, summary, "predicted against served, medians")
     rows = list[Sequence[Any]]()
-    for each in counted[:_POINTS_SHOWN]:
+    for each in counted:
         cost, step = each.cost, each.cost.step
         asked = (each.point.model, each.point.engine, step.tp, step.ep, step.replicas, step.batch, step.context)
         us = (each.point.tpot_ms * 1000, each.told.us, *each.told.interval_us)
         rows.append((*asked, *(time / 1000 for time in us), each.error, cost.missing_calls_share or None))
     ms = [Column(f"{name}(ms)", number) for name in ("served", "predicted", "low", "high")]
     sizes_of_step = ("model", "engine", "tp", "ep", "dp", "batch", "context")
-    if rows:
-        yield Table(
-            (*sizes_of_step, *ms, error, missing),
-            rows,
-            title="the worst points; --json has all",
-            left_out=len(counted) - len(rows),
-        )
-        yield Fields({f"unlike {each.point.model}": "; ".join(each.cost.differs) for each in counted})
+    yield Table((*sizes_of_step, *ms, error, missing), rows, "points, the worst first")
+    differs = {f"unlike {each.point.model}": "; ".join(each.cost.differs) for each in counted}
+    yield Fields(differs, "models", detail=True)
     count = len(served.points) + len(served.refused) + len(served.dropped)
     for name, left in (("refused", served.refused), ("dropped", served.dropped)):
-        if left:
-            reasons = Counter((point.model, point.engine, why) for point, why in left)
-            yield Table(
-                ("model", "engine", "points", "why"),
-                [(*names, count, why) for (*names, why), count in reasons.items()],
-                title=f"{name}: {len(left)} of {count}",
-            )
+        reasons = Counter((point.model, point.engine, why) for point, why in left)
+        told = [(*names, points, why) for (*names, why), points in reasons.items()]
+        yield Table(("model", "engine", "points", "why"), told, f"{name}: {len(left)} of {count}", detail=True)
 
 
 def _note(part: PartCost) -> str:
@@ -397,31 +350,26 @@ def _next_json(found: NextRows) -> dict[str, object]:
 
 def _next_parts(opened: OpenDatabase, found: NextRows, added: int) -> Iterator[Part]:
     us = [Column(name, microseconds) for name in ("duration(us)", "low(us)", "high(us)")]
-    if found.rows:
-        yield Table(
-            ("kernel type", "input shapes", Column("gain", lambda share: percent(share, 3)), *us, "implementation"),
-            [
-                (
-                    row.kernel_type,
-                    f"{row.cells[INPUT_SHAPES].rstrip(';')} {row.cells.get(EXPERT_LOAD, '')}".rstrip(),
-                    row.gain,
-                    row.duration_us,
-                    *row.interval_us,
-                    row.implementation,
-                )
-                for row in found.rows
-            ],
-            title="rows to measure",
-        )
+    yield Table(
+        ("kernel type", "input shapes", Column("gain", lambda share: percent(share, 3)), *us, "implementation"),
+        [
+            (
+                *(row.kernel_type, f"{row.cells[INPUT_SHAPES].rstrip(';')} {row.cells.get(EXPERT_LOAD, '')}".rstrip()),
+                *(row.gain, row.duration_us, *row.interval_us, row.implementation),
+            )
+            for row in found.rows
+        ],
+        title="rows to measure",
+    )
     now, waiting, after = found.error
     yield Fields(
         {
             **{f"unlike {name}": "; ".join(differs) for name, differs in found.differs.items()},
             "now": percent(now),
-            "with rows that wait": (percent(waiting), f"{found.waiting:,} rows") if found.waiting else None,
+            "with rows that wait": (percent(waiting) if found.waiting else None, f"{found.waiting:,} rows"),
             "with rows to measure": (percent(after), f"{len(found.rows):,} rows"),
         },
-        title="expected error of the step",
+        title="expected error of the step: of its kernels' rows, without collectives and the spread of machines",
     )
     yield Fields({"database": str(opened.path), "rows added": added})
     if added:

@@ -28,9 +28,6 @@ from opatlas.text import parse_whole
 if TYPE_CHECKING:
     import pandas as pd
 
-#: The rows that the text names.
-_SHOWN = 3
-
 
 def query(
     database: Annotated[str, Parameter(name="DB")],
@@ -107,19 +104,14 @@ def _parts(answer: QueryResult) -> Iterator[Part]:
     us = Column("duration(us)", microseconds)
     yield Table(
         ("row", us, "run"),
-        [(row.case_id, row.duration_us, row.run_id) for row in answer.rows[:_SHOWN]],
+        [(row.case_id, row.duration_us, row.run_id) for row in answer.rows],
         title="row" if answer.how is How.MEASURED else "nearest rows",
-        left_out=len(answer.rows[_SHOWN:]),
     )
-    if answer.rivals:
-        yield Table(
-            ("implementation", us, "how", "device", "source"),
-            [
-                (each.implementation, each.duration_us, str(each.how), each.device, each.source)
-                for each in answer.rivals
-            ],
-            title="other implementations and devices",
-        )
+    yield Table(
+        ("implementation", us, "how", "device", "source"),
+        [(each.implementation, each.duration_us, str(each.how), each.device, each.source) for each in answer.rivals],
+        title="other implementations and devices",
+    )
 
 
 def _answer_file(database: OpenDatabase, kernel_type: str, file: Path, implementation: tuple[str, ...]) -> Result:

@@ -69,7 +69,7 @@ def trace_to_csv(*, trace: Path, output: Path | None = None) -> Result:
             **{f"phase {phase}": count for phase, count in account.other.most_common(6)},
         }
     )
-    return Result([counts, Fields({"table": str(output)})], problems=problems, status=1 if problems else 0)
+    return Result([counts, Fields({"table": str(output)})], problems=problems)
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ _ROWS_AT_A_TIME = 4096
 
 @dataclass
 class CombineSource:
-    """A database or a journal that is combined into the target.
+    """A database that is combined into the target, or one of its journals.
 
     Attributes:
         name: the path as the user wrote it.
@@ -88,25 +88,19 @@ def open_sources(target: Database, paths: Sequence[Path]) -> CombineSources:
     in the journal or in a table.
 
     Args:
-        paths: folders of `{KernelType}.csv` files, and journals.
+        paths: folders of `{KernelType}.csv` files.
 
     Raises:
-        OpAtlasError: the target is not a folder; a path is missing, unreadable, neither a database nor a journal, or
-            the target itself.
+        OpAtlasError: the target is not a folder; a path is missing, unreadable, no database, or the target itself.
     """
     expect_folder(target.path, "", option="TARGET", may_be_made=True)
     opened = CombineSources()
     opened.target_manifests = read_manifests(target, opened.problems)
     for path in track(paths, "read, sources"):
         try:
-            if not path.exists():
-                raise OpAtlasError(f"{path}: no such folder or journal; check the path")
-            if path.is_dir():
-                _open_database(target, path, opened)
-            elif path.suffix == ".jsonl":
-                _add_journal(path, Database(path.absolute().parent.parent), opened)
-            else:
-                raise OpAtlasError(f"{path}: neither a folder nor a journal (.jsonl); name the folder of the CSVs")
+            if not path.is_dir():
+                raise OpAtlasError(f"{path}: no such folder; name the folder of the CSVs")
+            _open_database(target, path, opened)
         except OSError as error:
             raise OpAtlasError(f"{path}: cannot be read ({error.strerror}); check its name and permissions") from None
     return opened
@@ -139,7 +133,7 @@ def _add_journal(path: Path, database: Database, opened: CombineSources) -> None
     opened.problems += [f"{path}:{line}: {problem}" for line, problem in contents.unreadable]
     if contents.torn:
         opened.problems.append(f"{path}: the last record is cut off: its session was killed, or still runs")
-    runs = {record.run_id for record in contents.records} if path.absolute().parent.name == "journal" else set()
+    runs = {record.run_id for record in contents.records}
     manifests = {run_id: each for run_id, each in read_manifests(database, []).items() if run_id in runs}
     opened.sources.append(CombineSource(str(path), database, manifests, contents))
 

@@ -13,8 +13,6 @@ from __future__ import annotations
 import io
 import itertools
 import os
-import shlex
-import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -233,11 +231,10 @@ class Journal:
     def close(self) -> list[str]:
         """Syncs the file to disk and releases it for write-back, without lines that other processes wrote.
 
-        If the file was removed meanwhile (by a checkout, by a clean-up), it is written again: at its path, or else in
-        the folder for temporary files.
+        If the file was removed meanwhile (by a checkout, by a clean-up), it is written again.
 
         Returns:
-            Each problem, as a sentence: records that may be lost, lines of others, a journal that is at another path.
+            Each problem, as a sentence: records that may be lost, lines of others, another file at the path.
         """
         if self._closed:
             return []
@@ -251,10 +248,8 @@ class Journal:
                 os.fsync(file.fileno())
             if self._sync_error is not None:
                 raise self._sync_error
-        except OSError as error:
+        except (OSError, OpAtlasError) as error:
             self._problems.append(f"the journal {self.path} may be incomplete: {error}")
-        except OpAtlasError as error:
-            self._problems.append(str(error))
         finally:
             _give_up(self._lock)
         return self._problems
@@ -288,33 +283,7 @@ def check_ended(own_lines: Mapping[Path, OwnLines]) -> list[str]:
 
 def write(path: Path, header: JournalHeader, records: Iterable[Mapping[str, Any]]) -> None:
     """Writes a whole journal in one step, for a later write-back. Raises OpAtlasError."""
-    write_text(path, journal_text(header, records))
-
-
-def journal_text(header: JournalHeader, records: Iterable[Mapping[str, Any]]) -> str:
-    """Returns the text of a journal."""
-    return b"".join(map(line, (asdict(header), *records))).decode()
-
-
-def keep(text: str, path: Path) -> str:
-    """Writes a journal at its path, or else in the folder for temporary files.
-
-    Returns:
-        A phrase with the place and what adds the records; with the text itself if it cannot be written.
-    """
-    with suppress(OpAtlasError):
-        write_text(path, text)
-        return f"kept in {path}: the next session merges them"
-    with suppress(OSError, OpAtlasError):
-        elsewhere = Path(tempfile.gettempdir()) / path.name
-        write_text(elsewhere, text)
-        return f"kept in {elsewhere}: add them with `{combine_command(path.parent.parent, elsewhere)}`"
-    return f"not kept in a file; the records:\n{text}"
-
-
-def combine_command(database: Path, path: Path) -> str:
-    """Returns the command that adds a journal to a database."""
-    return shlex.join(["opatlas", "combine", str(database), str(path)])
+    write_text(path, b"".join(map(line, (asdict(header), *records))).decode())
 
 
 def path_of(database: Database, run_id: str, part: str = "") -> Path:
@@ -414,10 +383,11 @@ def _put_back(file: BinaryIO, path: Path) -> list[str]:
     """Writes an open journal again if its path does not name it any more.
 
     Returns:
-        Each problem, as a sentence: another file at the path, or records that are kept elsewhere.
+        Each problem, as a sentence: another file at the path.
 
     Raises:
         OSError: the file cannot be read.
+        OpAtlasError: it cannot be written.
     """
     with suppress(OSError):
         if os.path.samestat(os.fstat(file.fileno()), path.stat()):
@@ -427,10 +397,7 @@ def _put_back(file: BinaryIO, path: Path) -> list[str]:
     if path.is_file():
         kept = path.rename(free_name(path, "refused"))
         problems.append(f"{path}: another process replaced this journal while rows ran: its file is kept in {kept}")
-    try:
-        write_text(path, text)
-    except OpAtlasError as error:
-        problems.append(f"{error}; its records are {keep(text, path)}")
+    write_text(path, text)
     return problems
 
 

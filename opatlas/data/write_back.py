@@ -5,11 +5,11 @@ Writing the same records twice gives the same files, so an interrupted write-bac
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
 
 from opatlas.data import journal, log
 from opatlas.data.cells import Candidate, FoldChanges, candidates_of_records
@@ -221,7 +221,6 @@ def _recover_journal(database: Database, path: Path) -> RunWriteBack:
 def write_back_run(
     database: Database,
     header: JournalHeader,
-    unsaved: Iterable[Mapping[str, Any]] = (),
     known: Collection[Path] | None = None,
     left_behind: Collection[Path] = (),
 ) -> RunWriteBack:
@@ -231,7 +230,6 @@ def write_back_run(
 
     Args:
         header: the header of the session's journals.
-        unsaved: records that could not be written to a journal.
         known: the journals of the session's processes; others are refused, and kept under another name. None: all.
         left_behind: the journals of other runs that were there when the session began. No other session has the
             database meanwhile, so that further ones are forged: they are refused, too.
@@ -255,18 +253,8 @@ def write_back_run(
         except Exception as error:
             problems.append(describe_error(error, path, f"{_REMEDY}; the next session merges it"))
     records = [record for contents in journals.values() for record in contents.records]
-    unsaved, are_records = list(unsaved), True
-    for values in unsaved:
-        try:
-            records.append(Record.from_json(values))
-        except OpAtlasError as error:
-            problems.append(str(error))
-            are_records = False
     merged = _merge(database, header, journals, records)
-    problems += merged.problems
-    if unsaved and not (merged.is_merged and are_records):
-        problems.append(_rescue(database, header, unsaved))
-    return replace(merged, problems=problems)
+    return replace(merged, problems=[*problems, *merged.problems])
 
 
 def _merge(
@@ -275,17 +263,25 @@ def _merge(
     """Writes records to the CSVs and the log, and removes their journals if all records are there.
 
     Args:
-        header: the header of the journals; its run id is part of the name of a file with rows that are in no CSV.
-        records: the records of the journals, and others.
+        header: the header of the journals.
+        records: the records of the journals.
     """
     problems: list[str] = []
     result, is_merged = None, False
     try:
         result = write_back(database, records, UpdateMode(header.update_mode), prune=header.prune)
-        problems += result.problems or _keep_unmatched(database, header, records, result)
+        problems += result.problems
         if not result.problems:
             log.add(database, header, records)
             is_merged = True
+            measured = {RowName(each.kernel_type, each.signature) for each in records if each.measurement}
+            if lost := measured.intersection(result.unmatched):
+                are = pluralize(len(lost), "measured row is", "measured rows are")
+                restore = shlex.join(["opatlas", "history", str(database.path), "--restore", "csvs"])
+                history = log.file_path(database, header.run_id)
+                problems.append(
+                    f"{are} not in the CSVs any more: kept in {history}; add the rows, and `{restore}` fills them"
+                )
     except Exception as error:
         problems.append(describe_error(error, database.path, "the records stay in their journals"))
     incomplete = bool(problems) or any(contents.unreadable for contents in journals.values())
@@ -314,28 +310,3 @@ def _put_away(path: Path, contents: JournalContents) -> list[str]:
             f"{path}: the last record is cut off, because the session was killed; its row counts as not run"
         )
     return problems
-
-
-def _keep_unmatched(
-    database: Database, header: JournalHeader, records: Iterable[Record], result: WriteBackResult
-) -> list[str]:
-    """Saves measurements whose rows are no longer in a CSV and were not appended.
-
-    Raises:
-        OpAtlasError: they cannot be written; the journals must stay.
-    """
-    names = set(result.unmatched)
-    lost = [r for r in records if r.measurement and RowName(r.kernel_type, r.signature) in names]
-    if not lost:
-        return []
-    path = database.reports_dir / f"unmatched_{header.run_id}.jsonl"
-    journal.write(path, replace(header, update_mode=UpdateMode.ALL.value), [record.to_json() for record in lost])
-    are = pluralize(len(lost), "measured row is", "measured rows are")
-    add = journal.combine_command(database.path, path)
-    return [f"{are} not in the CSVs any more: kept in {path}, to be added by `{add}`"]
-
-
-def _rescue(database: Database, header: JournalHeader, records: Sequence[Mapping[str, Any]]) -> str:
-    """Saves records that are in no journal; returns a sentence with the path."""
-    kept = journal.keep(journal.journal_text(header, records), database.journal_dir / f"{header.run_id}-rescued.jsonl")
-    return f"no room in the journal for {pluralize(len(records), 'record')}, {kept}"

@@ -16,10 +16,9 @@ from opatlas.row.status import Status
 from opatlas.show.result import Column, Fields, Part, Table
 from opatlas.text import pluralize
 
-#: Rows of a verdict, and reasons of rows without a duration.
-_ROWS_SHOWN = 10
-_REASONS_SHOWN = 5
 _NAMES_SHOWN = 5
+#: Of so few rows that two databases have all are told.
+_FEW = 10
 #: An end of an interval that is so many times the ratio says nothing.
 _WIDE = 10
 _REPEAT = "next: opatlas bench --where 'noise > 0.05' measures noisy rows again"
@@ -58,34 +57,32 @@ def _fast(p: float) -> _Figure:
     return Column(f">= {p:g}x", percent), lambda figures: figures.fast[p]
 
 
-_ROWS = _count("rows")
-_STATUSES = (_ROWS, *map(_count, ("measured", "unsupported", "wrong", "crashed")))
+_COMMON: _Figure = "in common", lambda figures: sum(figures.verdicts.values())
+_STATUSES = tuple(map(_count, ("rows", "measured", "unsupported", "wrong", "crashed")))
 _VERDICTS = tuple(map(_verdict, PairVerdict))
 _MEANS = (_mean("covered"), _mean("deployed"))
-_OVER_TIME = (_ROWS, *_VERDICTS, _count("lost"), _count("new"), _mean("covered", "mean"))
-_SPEED_UPS = (*_VERDICTS, *_MEANS, *map(_fast, FAST), _count("compositions"), _mean("composed"))
+_OVER_TIME = (_count("rows"), *_VERDICTS, _count("lost"), _count("new"), _mean("covered", "mean"))
+_SPEED_UPS = (_COMMON, *_VERDICTS, *_MEANS, _count("compositions"), _mean("composed"))
 _OF_KERNEL_TYPE = (*_STATUSES, _verdict(PairVerdict.SLOW), _verdict(PairVerdict.FAST), *_MEANS)
 
 
 def parts(comparison: DatabaseComparison) -> Iterator[Part]:
     """Yields the tables for a person."""
-    yield _databases(comparison)
     shown = [rival for rival in comparison.rivals if rival not in comparison.without_common_rows]
-    if not all(rival.runs_as(comparison.baseline) for rival in shown):
-        yield _figures_table(comparison, shown, (*_STATUSES, _count("missing")), "rows")
-    yield figures_table(comparison, shown)
-    yield from filter(None, (evidence(comparison, rival) for rival in shown))
+    over_time = all(rival.runs_as(comparison.baseline) for rival in comparison.rivals)
+    yield figures_table(comparison, comparison.rivals)
+    yield from (evidence(comparison, rival) for rival in shown)
     for rival in shown:
-        yield _kernel_types(comparison, rival)
         yield rows_table(comparison, rival)
+        yield _kernel_types(comparison, rival)
+    if not over_time:
+        yield _figures_table(comparison, shown, (*_STATUSES, _count("missing"), *map(_fast, FAST)), "rows", detail=True)
     yield _losses(comparison, shown)
-    without = comparison.without_rival
-    if without:
-        rows = sum(len(comparison.by_kernel_type[each]) for each in without)
-        names = [*without[:_NAMES_SHOWN], *(["..."] if len(without) > _NAMES_SHOWN else [])]
-        yield Fields({"kernel types that no rival measured": (len(without), f"{rows:,} rows: {', '.join(names)}")})
+    without = [(name, len(comparison.by_kernel_type[name])) for name in comparison.without_rival]
+    yield Table(("kernel type", "rows"), without, "kernel types that no rival measured", detail=True)
     if any(_is_noise(comparison.total(rival.name)) for rival in shown):
         yield _REPEAT
+    yield _databases(comparison, over_time)
 
 
 def _is_noise(figures: RivalFigures) -> bool:
@@ -95,7 +92,7 @@ def _is_noise(figures: RivalFigures) -> bool:
     return ambiguous > 0 and ambiguous >= told
 
 
-def evidence(comparison: DatabaseComparison, rival: ComparedDatabase) -> Fields | None:
+def evidence(comparison: DatabaseComparison, rival: ComparedDatabase) -> Fields:
     """Returns what the verdicts of a rival rest on: rounds and their controls, pooled runs, or defaults."""
     found = comparison.evidence(rival.name)
     details = {
@@ -110,7 +107,7 @@ def evidence(comparison: DatabaseComparison, rival: ComparedDatabase) -> Fields 
         + " or ".join(map(percent, found.spreads)),
     }
     counts = {f"by {basis}": (found.pairs[basis], details[basis]) for basis in Basis if found.pairs.get(basis)}
-    return Fields(counts, f"{rival.label}: verdicts") if counts else None
+    return Fields(counts, f"{rival.label}: verdicts")
 
 
 def figures_table(comparison: DatabaseComparison, rivals: Sequence[ComparedDatabase]) -> Table:
@@ -123,47 +120,48 @@ def figures_table(comparison: DatabaseComparison, rivals: Sequence[ComparedDatab
 def rows_table(comparison: DatabaseComparison, rival: ComparedDatabase) -> Table:
     """Returns the slower rows, the worst first, and the faster rows, the best first; of few rows the others, too."""
     pairs = [(row, pair) for row in comparison.rows if (pair := row.pairs.get(rival.name))]
-    verdicts = {PairVerdict.SLOW: 1, PairVerdict.FAST: -1}
-    if len(pairs) <= _ROWS_SHOWN:
-        verdicts |= {PairVerdict.AMBIGUOUS: 1, PairVerdict.SAME: 1, PairVerdict.NOT_COMPARABLE: 1}
-    rows, left_out = list[tuple[Any, ...]](), 0
-    for verdict, sign in verdicts.items():
-        found = [each for each in pairs if each[1].verdict is verdict]
-        found.sort(key=lambda each: sign * each[1].speed_up)
-        rows += (_row(comparison, rival, *each) for each in found[:_ROWS_SHOWN])
-        left_out += len(found[_ROWS_SHOWN:])
+    told = [pair for pair in pairs if pair[1].verdict in (PairVerdict.SLOW, PairVerdict.FAST)]
+    found = sorted(pairs if len(pairs) <= _FEW else told, key=_order)
     ours, theirs = Column("baseline(us)", microseconds), Column("rival(us)", microseconds)
     columns = ("verdict", ours, theirs, Column("speed-up", ratio), Column("interval", _interval), "remark", "row")
-    return Table(columns, rows, f"{rival.label}: rows", left_out)
+    rows = [_row(comparison, rival, *each) for each in found]
+    # The largest differences matter most, whichever is the faster one.
+    return Table(columns, rows, f"{rival.label}: rows", weight=lambda row: abs(math.log(row[3])))
 
 
-def _databases(comparison: DatabaseComparison) -> Table:
-    over_time = all(rival.runs_as(comparison.baseline) for rival in comparison.rivals)
-    rows = []
-    for each in (comparison.baseline, *comparison.rivals):
-        is_baseline = each is comparison.baseline
-        rows.append(
-            (
-                each.label,
-                "baseline" if is_baseline else "rival",
-                sum(row.calls[each.name].duration is not None for row in comparison.rows),
-                None if is_baseline else sum(each.name in row.pairs for row in comparison.rows),
-                None if over_time else comparison.fastest[each.name],
-                each.place,
-            )
+def _order(found: tuple[RowComparison, CallPair]) -> tuple[int, float]:
+    pair = found[1]
+    order = (PairVerdict.SLOW, PairVerdict.FAST, PairVerdict.AMBIGUOUS, PairVerdict.SAME, PairVerdict.NOT_COMPARABLE)
+    return order.index(pair.verdict), -pair.speed_up if pair.verdict is PairVerdict.FAST else pair.speed_up
+
+
+def _databases(comparison: DatabaseComparison, over_time: bool) -> Table:
+    rows = [
+        (
+            each.label,
+            "baseline" if each is comparison.baseline else "rival",
+            sum(row.calls[each.name].duration is not None for row in comparison.rows),
+            None if over_time else comparison.fastest[each.name],
+            each.place,
         )
-    columns = ("database", "role", "measured", "in common", "fastest", "folder")
-    return Table(columns, rows, "databases")
+        for each in (comparison.baseline, *comparison.rivals)
+    ]
+    return Table(("database", "role", "measured", "fastest", "folder"), rows, "databases", detail=True)
 
 
 def _figures_table(
-    comparison: DatabaseComparison, rivals: Sequence[ComparedDatabase], figures: Sequence[_Figure], title: str
+    comparison: DatabaseComparison,
+    rivals: Sequence[ComparedDatabase],
+    figures: Sequence[_Figure],
+    title: str,
+    *,
+    detail: bool = False,
 ) -> Table:
     rows = []
     for rival in rivals:
         total = comparison.total(rival.name)
         rows.append((rival.label, *(value(total) for _, value in figures)))
-    return Table(("database", *(column for column, _ in figures)), rows, title)
+    return Table(("database", *(column for column, _ in figures)), rows, title, detail=detail)
 
 
 def _kernel_types(comparison: DatabaseComparison, rival: ComparedDatabase) -> Table:
@@ -207,15 +205,14 @@ def _interval(ratios: RatioInterval) -> str:
 
 def _losses(comparison: DatabaseComparison, rivals: Sequence[ComparedDatabase]) -> Table:
     """Returns why rows that a database ran have no duration, and why pairs do not compare: the most frequent ones."""
-    rows, left_out = list[tuple[Any, ...]](), 0
+    rows = list[tuple[Any, ...]]()
     for rival in rivals:
         calls = [row.calls[rival.name] for row in comparison.rows]
         reasons = Counter((call.status, call.reason) for call in calls if Status.from_cell(call.status))
         pairs = [pair for row in comparison.rows if (pair := row.pairs.get(rival.name))]
         reasons.update((str(pair.verdict), pair.reason) for pair in pairs if not pair.is_comparable)
         told = [(each, count) for each, count in reasons.most_common() if each[0] != Status.MEASURED.value]
-        rows += ((rival.label, count, *each) for each, count in told[:_REASONS_SHOWN])
-        left_out += len(told[_REASONS_SHOWN:])
+        rows += ((rival.label, count, *each) for each, count in told)
         missing = Counter(
             f"captured, not replayed: {rival.path}@captures compares these"
             if call.row is not None and captured_call(call.row).duration is not None
@@ -224,4 +221,6 @@ def _losses(comparison: DatabaseComparison, rivals: Sequence[ComparedDatabase]) 
             if call.status == MISSING
         )
         rows += ((rival.label, count, MISSING, why) for why, count in missing.items())
-    return Table(("database", "rows", "status", "reason"), rows, "rows without a speed-up", left_out)
+    # Where no row compares, the reasons are the answer.
+    compares = any(comparison.total(rival.name).covered.rows for rival in rivals)
+    return Table(("database", "rows", "status", "reason"), rows, "rows without a speed-up", detail=compares)

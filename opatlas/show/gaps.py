@@ -1,4 +1,4 @@
-"""The rows with a replayed and a captured duration, and how far apart these are: a table, and duration_gap_*.csv."""
+"""The rows with a replayed and a captured duration, and how far apart these are: tables, and duration_gap_*.csv."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ _HOW_TAKEN = (
         col.RUN_ID,
     ),
     *(col.PROFILING_STD, col.PROFILING_SAMPLES, col.PROFILING_POPULATIONS, col.PROFILING_RUN_ID),
+    *(col.KERNEL_NAMES, col.PROFILING_KERNEL_NAMES),
 )
 _RATIO = "Ratio (microbench/profiling)"
 
@@ -126,3 +127,26 @@ def gap_table(gaps: Sequence[Gap], most: int) -> Table:
     ]
     title = f"Replayed durations 20 % or more off the captured ones: {len(outside):,} of {len(gaps):,} rows"
     return Table(columns, rows, title, left_out=len(outside) - len(rows))
+
+
+def gaps_by_type(gaps: Sequence[Gap]) -> Table:
+    """Returns replayed over captured by kernel type, the farthest first, and of how many rows other kernels ran."""
+    by_type: dict[str, list[Gap]] = {}
+    for gap in gaps:
+        by_type.setdefault(gap.kernel_type, []).append(gap)
+    columns = ("kernel type", "rows", Column("median", ratio), Column("p90", ratio), "same kernels", "compositions")
+    rows = [
+        (
+            *(kernel_type, len(of_type), *np.quantile([gap.ratio for gap in of_type], (0.5, 0.9)).tolist()),
+            sum(map(_same_kernels, of_type)) if any(gap.cells[col.PROFILING_KERNEL_NAMES] for gap in of_type) else None,
+            sum("composition" in gap.cells[col.QUALITY] for gap in of_type),
+        )
+        for kernel_type, of_type in by_type.items()
+    ]
+    rows.sort(key=lambda row: -max(row[2], 1 / row[2]))
+    return Table(columns, rows, "Replayed / captured by kernel type")
+
+
+def _same_kernels(gap: Gap) -> bool:
+    replayed, captured = gap.cells[col.KERNEL_NAMES], gap.cells[col.PROFILING_KERNEL_NAMES]
+    return bool(replayed) and replayed in captured.split(" | ")

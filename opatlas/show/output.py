@@ -10,14 +10,14 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TextIO
+from typing import Literal
 
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.files import path_problem
-from opatlas.show.result import UNLIMITED, Result, csv_text, json_text, markdown, text
+from opatlas.show.result import SCREEN_COLUMNS, UNLIMITED, Result, csv_text, json_text, markdown, screen, text
 from opatlas.text import printable_lines
 
-Format = Literal["text", "markdown", "csv", "json"]
+Format = Literal["screen", "text", "markdown", "csv", "json"]
 _PROBLEMS_SHOWN = 20
 #: The exit status after wrong usage.
 USAGE = 2
@@ -30,15 +30,15 @@ class Output:
     """How a command shows its result.
 
     Attributes:
-        format: of stdout.
+        format: of stdout: what fits on a screen, or all that was found in another format.
     """
 
-    format: Format = "text"
+    format: Format = "screen"
 
     @property
     def is_text(self) -> bool:
         """Whether a person reads stdout while the command runs."""
-        return self.format == "text"
+        return self.format in ("screen", "text")
 
     def show(self, result: Result) -> int:
         """Prints a result, its problems on stderr, and returns its exit status."""
@@ -48,21 +48,23 @@ class Output:
             shown = csv_text(result.parts)
         elif self.format == "markdown":
             shown = markdown(result.parts)
+        elif self.format == "text":
+            shown = text(result.parts, output_width(UNLIMITED), styled=sys.stdout.isatty())
         else:
-            shown = text(result.parts, output_width(sys.stdout), styled=sys.stdout.isatty())
+            shown = screen(result.parts, output_width(SCREEN_COLUMNS), styled=sys.stdout.isatty())
         if shown:
             print(shown, flush=True)
         print_problems(result.problems)
-        return result.status
+        return result.exit_status
 
 
-def output_width(stream: TextIO) -> int:
-    """Returns the columns of a terminal, or COLUMNS; without both, no limit: a row is one line."""
-    if stream.isatty() or os.environ.get("COLUMNS"):
+def output_width(otherwise: int) -> int:
+    """Returns the columns of the terminal that stdout is, or COLUMNS."""
+    if sys.stdout.isatty() or os.environ.get("COLUMNS"):
         import shutil
 
         return shutil.get_terminal_size().columns
-    return UNLIMITED
+    return otherwise
 
 
 def print_error(error: object) -> None:

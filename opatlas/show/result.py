@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
+from textwrap import wrap
 from typing import Any
 
 import msgspec
@@ -41,12 +44,16 @@ class Table:
         rows: a value for each column; None and "" are empty cells. People are not shown a column of these alone.
         title: a line above the table; it names the table in JSON.
         left_out: the number of further rows that the table does not hold.
+        weight: what is larger for a row that matters more, where not all are shown; None: the first rows matter most.
+        detail: whether a screen does without the table.
     """
 
     columns: Sequence[Column | str]
     rows: Sequence[Sequence[Any]]
     title: str = ""
     left_out: int = 0
+    weight: Callable[[Sequence[Any]], Any] | None = None
+    detail: bool = False
 
     def full_columns(self) -> list[Column]:
         """Returns the columns, with those that are given by a name alone."""
@@ -60,21 +67,31 @@ class Table:
             if not column.wide and (not self.rows or any(row[index] not in (None, "") for row in self.rows))
         ]
 
+    def most_important(self, most: int) -> Table:
+        """Returns the table with its `most` most important rows, those first; unchanged if it has no more."""
+        if len(self.rows) <= most:
+            return self
+        rows = self.rows if self.weight is None else sorted(self.rows, key=self.weight, reverse=True)
+        return replace(self, rows=rows[:most], left_out=self.left_out + len(rows) - most)
+
 
 @dataclass(frozen=True, slots=True)
 class Fields:
     """Names with a value each, such as the counts of an ingest.
 
     Attributes:
-        values: by name; None and "" leave the field out. A tuple is a value with a detail: `(2463, "41 left out")`.
+        values: by name; None and "" leave the field out. A tuple is a value with a detail: `(2463, "41 left out")`, and
+            leaves the field out, too, if the value does.
         title: a line above the fields.
+        detail: whether a screen does without them.
     """
 
     values: Mapping[str, Any]
     title: str = ""
+    detail: bool = False
 
 
-#: A part of a result. A text is a line.
+#: A part of a result. A text is a line. People are not shown a table without rows, and fields without values.
 Part = Table | Fields | str
 
 
@@ -86,24 +103,34 @@ class Result:
         parts: in the order in which they are shown.
         json: what `--json` prints; None: the tables and fields of `parts`.
         problems: lines for stderr: what could not be read or done.
-        status: the exit status of the command.
+        status: the exit status of the command; None: 1 with problems, else 0.
     """
 
     parts: Sequence[Part] = ()
     json: Any = None
     problems: Sequence[str] = field(default=())
-    status: int = 0
+    status: int | None = None
+
+    @property
+    def exit_status(self) -> int:
+        return int(bool(self.problems)) if self.status is None else self.status
 
 
 #: Wider than any line: where no terminal limits it, a row is one line, so that grep finds it.
 UNLIMITED = 100_000
+#: The lines of a screen, and its columns where no terminal tells them.
+SCREEN_LINES, SCREEN_COLUMNS = 24, 120
+#: The fewest columns of a terminal that a header and a text get in a table.
+_LEAST_HEADER, _LEAST = 9, 16
+#: The most lines of a field on a screen.
+_MOST_LINES = 2
 _NUMBERS = (int, float)
 
 
 def markdown(parts: Iterable[Part]) -> str:
     """Returns GitHub's Markdown, without the end of the last line."""
     blocks = list[str]()
-    for part in parts:
+    for part in _not_empty(parts):
         if isinstance(part, str):
             blocks.append(printable_lines(part))
             continue
@@ -161,9 +188,13 @@ def _plain_parts(parts: Sequence[Part]) -> dict[str, Any]:
 
 def _field_rows(fields: Fields) -> Iterator[tuple[str, Any, str]]:
     for name, value in fields.values.items():
-        if value not in (None, ""):
-            main, detail = value if isinstance(value, tuple) else (value, "")
+        main, detail = value if isinstance(value, tuple) else (value, "")
+        if main not in (None, ""):
             yield printable(name), main, printable(detail)
+
+
+def _not_empty(parts: Iterable[Part]) -> Iterator[Part]:
+    return (part for part in parts if (part if isinstance(part, str) else _as_table(part).rows))
 
 
 def _as_table(part: Table | Fields) -> Table:
@@ -209,37 +240,140 @@ def text(parts: Iterable[Part], width: int = UNLIMITED, *, styled: bool = False)
 
     Args:
         width: the columns of the terminal; longer cells are wrapped.
-        styled: whether headers are bold, by the escape codes of a terminal.
+        styled: whether titles and headers are bold, by the escape codes of a terminal.
     """
+    return _text(parts, width, styled, cut=False)
+
+
+def screen(parts: Iterable[Part], width: int = SCREEN_COLUMNS, *, styled: bool = False) -> str:
+    """Returns what fits on a screen: the most important rows of each table, a line each; and how to see the others."""
+    every = list(_not_empty(parts))
+    is_whole = sum(_heights(every, width)) + len(every) - 1 <= SCREEN_LINES
+    if is_whole and "…" not in (lines := _text(every, width, styled, cut=True)):
+        return lines
+    kept = [part for part in every if is_whole or isinstance(part, str) or not part.detail]
+    # The last line, and an empty one above each part and above the last line.
+    room = SCREEN_LINES - len(kept) - 1
+    tables = {at: part for at, part in enumerate(kept) if isinstance(part, Table)}
+    most = dict.fromkeys(tables, 1)
+    # They get a further row in turn, while there is room.
+    waiting = list(tables)
+    while waiting:
+        at = waiting.pop(0)
+        more = {**most, at: most[at] + 1}
+        if most[at] < len(tables[at].rows) and sum(_heights(_cut(kept, more), width)) <= room:
+            most = more
+            waiting.append(at)
+    lines = _text(_cut(kept, most), width, styled, cut=True)
+    titles = [part.title or _first_name(part) for part in every if not isinstance(part, str) and part not in kept]
+    also = f", also {', '.join(re.split('[:;]', printable(title))[0] for title in titles)}" if titles else ""
+    (last,) = _shortened(f"--format text shows all{also}", width)
+    return f"{lines}\n\n{last}"
+
+
+def _first_name(part: Table | Fields) -> str:
+    return part.full_columns()[0].name if isinstance(part, Table) else next(iter(part.values), "")
+
+
+def _cut(parts: Sequence[Part], most: Mapping[int, int]) -> list[Part]:
+    """Returns parts whose tables have their most important rows alone, so many as `most` says by position."""
+    return [part.most_important(most[at]) if isinstance(part, Table) else part for at, part in enumerate(parts)]
+
+
+def _heights(parts: Sequence[Part], width: int) -> list[int]:
+    """Returns the lines that parts take, whose rows are a line each."""
+    return [
+        bool(part.title) + 1 + len(part.rows) + bool(part.left_out)
+        if isinstance(part, Table)
+        else len(_lines(part, width, styled=False, cut=True))
+        for part in parts
+    ]
+
+
+def _text(parts: Iterable[Part], width: int, styled: bool, *, cut: bool) -> str:
     shown = list[str]()
     before: Part | None = None
-    for part in parts:
+    for part in _not_empty(parts):
         if before is not None and not (isinstance(part, str) and isinstance(before, str)):
             shown.append("")
-        # rich takes 40 ms to import, and seconds for thousands of rows.
-        shown.append(_unwrapped(part) if width == UNLIMITED else _wrapped(part, width, styled))
+        shown += _lines(part, width, styled=styled, cut=cut)
         before = part
-    return "\n".join(line.rstrip() for line in "\n".join(shown).split("\n")).rstrip("\n")
+    return "\n".join(line.rstrip() for line in shown).rstrip("\n")
 
 
-def _unwrapped(part: Part) -> str:
-    """Returns a part whose rows are one line each."""
+def _lines(part: Part, width: int, *, styled: bool, cut: bool) -> list[str]:
+    """Returns the lines of a part.
+
+    Args:
+        cut: whether a row is one line, with what fits of its longest cells; else these are wrapped.
+    """
     if isinstance(part, str):
-        return printable_lines(part)
-    lines = [printable(part.title)] if part.title else []
+        told = printable_lines(part)
+        # A command that people copy stays whole.
+        return [
+            each
+            for line in told.split("\n")
+            for each in ([line] if line.startswith("next: ") else _wrapped(line, width))
+        ]
+    lines = [_bold(printable(part.title), styled)] if part.title else []
     if isinstance(part, Fields):
-        return "\n".join([*lines, *_lines(part)])
+        return [*lines, *_field_lines(part, width, cut)]
     columns = part.shown_columns()
-    cells = [[_cell_text(column, row[index]).replace("\n", " ") for row in part.rows] for index, column in columns]
-    padded = list[list[str]]()
-    for (index, column), below in zip(columns, cells, strict=True):
-        whole = [printable(column.name), *below]
-        sizes = list(map(_columns_of, whole))
-        blanks = [" " * (max(sizes) - size) for size in sizes]
-        is_right = _is_number(part, index)
-        padded.append([pad + cell if is_right else cell + pad for cell, pad in zip(whole, blanks, strict=True)])
-    lines += ["  ".join(row) for row in zip(*padded, strict=True)]
-    return "\n".join([*lines, *_left_out(part)])
+    cells = [
+        [printable(column.name), *(_cell_text(column, row[index]).replace("\n", " ") for row in part.rows)]
+        for index, column in columns
+    ]
+    rights = [_is_number(part, index) for index, _ in columns]
+    sizes = _sizes(cells, rights, width, cut)
+    for line_number, row in enumerate(zip(*cells, strict=True)):
+        for line in zip_longest(*map(_shortened if cut else _folded, row, sizes), fillvalue=""):
+            told = "  ".join(
+                f"{_blank(cell, size)}{cell}" if right else f"{cell}{_blank(cell, size)}"
+                for cell, size, right in zip(line, sizes, rights, strict=True)
+            )
+            lines.append(_bold(told.rstrip(), styled) if line_number == 0 else told)
+    return [*lines, *([f"and {part.left_out:,} more"] if part.left_out else [])]
+
+
+def _sizes(cells: Sequence[Sequence[str]], rights: Sequence[bool], width: int, cut: bool) -> list[int]:
+    """Returns the sizes of columns that fit into a width: headers lose columns first, then the longest cells."""
+    sizes = [max(map(_columns_of, column)) for column in cells]
+    headers = [max(map(_columns_of, [*column[1:], column[0][:_LEAST_HEADER]])) for column in cells]
+    least = [size if right else min(size, _LEAST) for size, right in zip(headers, rights, strict=True)]
+    words = [max(map(_columns_of, [word for cell in column for word in cell.split()] or [""])) for column in cells]
+    excess = sum(sizes) + 2 * (len(sizes) - 1) - width
+    for floors in (headers, least) if cut else (words, least):
+        while excess > 0 and (wide := [at for at, size in enumerate(sizes) if size > floors[at]]):
+            sizes[max(wide, key=sizes.__getitem__)] -= 1
+            excess -= 1
+    return sizes
+
+
+def _shortened(cell: str, size: int) -> list[str]:
+    """Returns what fits of a cell: the beginning of a sentence, both ends of a name."""
+    if _columns_of(cell) <= size:
+        return [cell]
+    end = 0 if " " in cell else size // 2
+    return [f"{cell[: size - 1 - end]}…{cell[len(cell) - end :]}"]
+
+
+def _folded(cell: str, size: int) -> list[str]:
+    return [cell] if _columns_of(cell) <= size else wrap(cell, size, break_on_hyphens=False)
+
+
+def _wrapped(line: str, width: int, indent: str = "") -> list[str]:
+    """Returns lines of whole words: a path stays whole."""
+    if len(line) <= width or " " not in line[len(indent) :].strip():
+        return [line]
+    return wrap(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False) or [""]
+
+
+def _blank(cell: str, size: int) -> str:
+    return " " * (size - _columns_of(cell))
+
+
+def _bold(line: str, styled: bool) -> str:
+    return f"\x1b[1m{line}\x1b[0m" if styled else line
 
 
 def _columns_of(cell: str) -> int:
@@ -251,43 +385,17 @@ def _columns_of(cell: str) -> int:
     return cell_len(cell)
 
 
-def _left_out(table: Table) -> list[str]:
-    return [f"and {table.left_out:,} more"] if table.left_out else []
-
-
-def _wrapped(part: Part, width: int, styled: bool) -> str:
-    """Returns a part whose longer cells and lines are wrapped."""
-    from rich.console import Console
-    from rich.table import Table as RichTable
-    from rich.text import Text
-
-    out = io.StringIO()
-    console = Console(
-        file=out, width=width, force_terminal=styled, color_system="standard" if styled else None, legacy_windows=False
-    )
-    if isinstance(part, str):
-        console.print(Text(printable_lines(part)))
-        return out.getvalue().rstrip("\n")
-    if part.title:
-        console.print(Text(printable(part.title), style="bold"))
-    if isinstance(part, Fields):
-        console.print(Text("\n".join(_lines(part))), soft_wrap=True)
-        return out.getvalue().rstrip("\n")
-    shown = RichTable(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    columns = part.shown_columns()
-    for index, column in columns:
-        shown.add_column(Text(printable(column.name)), justify="right" if _is_number(part, index) else "left")
-    for row in part.rows:
-        shown.add_row(*(Text(_cell_text(column, row[index]), overflow="fold") for index, column in columns))
-    console.print(shown)
-    return "\n".join([out.getvalue().rstrip("\n"), *_left_out(part)])
-
-
-def _lines(fields: Fields) -> list[str]:
-    """Returns a line for each field. It is not wrapped: a path stays whole."""
+def _field_lines(fields: Fields, width: int, cut: bool) -> list[str]:
     rows = list(_field_rows(fields))
-    width = max((len(name) for name, _, _ in rows), default=0)
-    return [
-        f"{name:{width}}  {plain_text(value)}{f'  {detail}' if detail else ''}".replace("\n", f"\n{'':{width}}  ")
-        for name, value, detail in rows
-    ]
+    size = max((len(name) for name, _, _ in rows), default=0) + 2
+    lines = list[str]()
+    for name, value, detail in rows:
+        first, *others = f"{plain_text(value)}{f'  {detail}' if detail else ''}".split("\n")
+        for line in (f"{name:{size}}{first}", *(f"{'':{size}}{each}" for each in others)):
+            told = _wrapped(line, width, " " * size)
+            if cut and len(told) > _MOST_LINES:
+                told[_MOST_LINES - 1 :] = _shortened(
+                    " ".join([told[_MOST_LINES - 1], told[_MOST_LINES].strip()]), width
+                )
+            lines += told
+    return lines

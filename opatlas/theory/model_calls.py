@@ -9,18 +9,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from math import sqrt
-from statistics import NormalDist, mean
+from statistics import mean
 from typing import Any
 
-from opatlas.errors import OpAtlasError, UsageError
+from opatlas.errors import UsageError
 from opatlas.row.attention import Sequences, keys_of
 from opatlas.row.columns import EXPERT_LOAD, INPUT_DTYPES, MESSAGE, RUNTIME_PREFIX
 from opatlas.row.communication import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, REDUCE_SCATTER, Collective
 from opatlas.row.signature import signature
 from opatlas.row.slots import FP8, known_dtype
 from opatlas.theory.catalog import built_in_catalog
-from opatlas.theory.model_step import ACTIVATIONS, QUANTIZED, Step, cache_dtype, step_dtype
+from opatlas.theory.model_step import (
+    ACTIVATIONS,
+    QUANTIZED,
+    Step,
+    alike_sequences,
+    cache_dtype,
+    count_queries,
+    step_dtype,
+)
 from opatlas.theory.models import DeltaNet, Indexer, Latent, Linear, ModelFacts, RoutedExperts
 from opatlas.theory.patterns import NZ, Form, Pattern
 from opatlas.theory.sources import NOT_QUANTIZED
@@ -105,26 +112,6 @@ def step_calls(model: ModelFacts, step: Step, *, nz_weights: bool = False, tier:
     return list(_ModelStep(model, step, step_dtype(model, step.dtype), nz_weights, tier).calls())
 
 
-def call_cells(
-    kernel_type: str, pattern: str, sizes: Mapping[str, int], *, dtype: str, nz: bool = False
-) -> Mapping[str, str]:
-    """Returns the cells of the row of a call by a pattern of the catalog.
-
-    Args:
-        sizes: the axes of the pattern, such as `m`, `n` and `k`.
-        dtype: of an input.
-        nz: whether the weight is in FRACTAL_NZ, as only NPUs have it; else all tensors are in ND.
-
-    Raises:
-        OpAtlasError: the pattern has no form with this dtype.
-    """
-    found = _pattern(kernel_type, pattern)
-    forms = [form for form in found.forms if dtype in form.input_dtypes and (not nz or NZ in form.input_formats)]
-    if not forms:
-        raise OpAtlasError(f"{kernel_type}: the catalog has no call with {dtype}{f' and {NZ}' if nz else ''}")
-    return pattern_row(kernel_type, found, forms[0] if nz else forms[0].in_nd(), sizes).cells
-
-
 @dataclass(frozen=True)
 class _ModelStep:
     """One step of a model on one of its devices."""
@@ -154,13 +141,13 @@ class _ModelStep:
     @cached_property
     def tokens(self) -> int:
         """The tokens of the step, with those that fill the next captured graph."""
-        tokens = _queries(self.groups)
+        tokens = count_queries(self.groups)
         return self.step.graph_size(tokens) or tokens
 
     @cached_property
     def outputs(self) -> int:
         """The tokens whose logits are computed: the last one of each prompt, all others."""
-        return _queries(self.decoded) + sum(group.n for group in self.prompts)
+        return count_queries(self.decoded) + sum(group.n for group in self.prompts)
 
     @property
     def activation(self) -> str:
@@ -237,13 +224,13 @@ class _ModelStep:
         yield replace(self.call("rope", "ApplyRotaryPosEmb", "apply_rotary_pos_emb", layers), instead=from_table)
         yield self.call("cache", "ReshapeAndCacheNdKernel", "reshape_and_cache", layers)
         kernel_type, (sliding, window) = "FusedInferAttentionScore", model.sliding
-        for group in _alike(self.decoded):
+        for group in alike_sequences(self.decoded):
             if layers > sliding:
                 yield self.of_sequences("attention", kernel_type, "paged_attention", layers - sliding, group)
             if sliding:
                 seen = [each._replace(keys=min(each.keys, window + each.queries - 1)) for each in group]
                 yield self.of_sequences("window_attention", kernel_type, "paged_attention", sliding, seen)
-        for group in _alike(self.prompts):
+        for group in alike_sequences(self.prompts):
             pattern = "packed_attention" if all(each.queries == each.keys for each in group) else "paged_attention"
             yield self.of_sequences("attention", kernel_type, pattern, layers, group)
         if model.gated_attention:
@@ -263,10 +250,10 @@ class _ModelStep:
         pattern = "kv_rms_norm_rope_cache_prefill" if prompts else "kv_rms_norm_rope_cache"
         yield self.call("cache", "KvRmsNormRopeCache", pattern, layers)
         if absorbed:
-            tokens = self.tokens - _queries(prompts)
+            tokens = self.tokens - count_queries(prompts)
             yield self.call("query_absorb", "BatchMatMulV2", "batch_matmul", layers, m=tokens)
             if indexer is None:
-                for group in _alike(absorbed):
+                for group in alike_sequences(absorbed):
                     yield self.of_sequences("attention", "FusedInferAttentionScore", "latent_attention", layers, group)
             else:
                 yield from self.indexed_attention(indexer, absorbed)
@@ -287,7 +274,7 @@ class _ModelStep:
         layers, top = self.model.attention_layers, indexer.index_topk
         heads = {"q": indexer.index_n_heads, "d": indexer.index_head_dim, "top": top}
         yield from self.products("indexer_q", "indexer_k", "indexer_weights")
-        for group in _alike(groups):
+        for group in alike_sequences(groups):
             yield self.of_sequences("indexer", "LightningIndexer", "lightning_indexer", indexer.layers, group, **heads)
             yield self.of_sequences("attention", "SparseFlashAttention", "sparse_attention", layers, group, top=top)
 
@@ -319,10 +306,10 @@ class _ModelStep:
         # Where tokens travel, each of `tp` devices sends its share of them.
         own = -(-tokens // self.tp) if travels else tokens * replicas
         width = experts.width if ep > 1 else experts.width // (self.tp * replicas)
-        rows = -(-tokens * experts.top_k // self.tp) if ep > 1 else own * experts.top_k
-        is_random = self.step.routing == "random"
         # All wait for the device whose experts are chosen most.
-        rows = round(_most(rows, 1 / ep, ep)) if is_random else rows
+        rows, chosen = experts.of_busiest(tokens * self.step.replicas, ep)
+        is_random = self.step.routing == "random"
+        rows = rows if is_random else -(-tokens * self.step.replicas * experts.top_k // ep)
         router = {"m": own, "e": experts.count, "top": experts.top_k}
         if replicas > 1:
             yield self.collective("tokens_all_gather", ALL_GATHER, replicas, tokens * hidden, layers)
@@ -340,10 +327,7 @@ class _ModelStep:
             grouped = of(e=experts.count // ep)
             if is_random:
                 # Weights of experts without rows are not read.
-                some = 1 - (1 - experts.top_k / experts.count) ** (tokens * self.step.replicas)
-                chosen = _most(some * experts.count / ep, some, ep)
-                few = of(e=min(max(round(chosen), 1), experts.count // ep))
-                grouped = replace(grouped, cells={**grouped.cells, EXPERT_LOAD: "random"}, nearest=few.cells)
+                grouped = replace(grouped, cells={**grouped.cells, EXPERT_LOAD: "random"}, nearest=of(e=chosen).cells)
             yield grouped
             if part == "gate_up":
                 yield self.call("experts_act", "SwiGlu", "swiglu", layers, m=rows, w=width)
@@ -459,25 +443,6 @@ class _ModelStep:
             for names in (form.input_dtypes, form.output_dtypes)
         )
         return replace(form, input_dtypes=inputs, output_dtypes=outputs)
-
-
-def _queries(groups: Sequence[Sequences]) -> int:
-    return sum(group.n * group.queries for group in groups)
-
-
-def _most(usual: float, share: float, devices: int) -> float:
-    """Returns the largest of the numbers of things that fall to each of some devices by chance, in the median.
-
-    Args:
-        usual: their mean.
-        share: of all places on a device that a thing may fall to, those that are taken.
-    """
-    return usual + NormalDist().inv_cdf(0.5 ** (1 / devices)) * sqrt(usual * (1 - share))
-
-
-def _alike(groups: Sequence[Sequences]) -> list[list[Sequences]]:
-    """Returns sequences with equally many queries together."""
-    return [[each for each in groups if each.queries == queries] for queries in {each.queries: 0 for each in groups}]
 
 
 def _pattern(kernel_type: str, name: str) -> Pattern:

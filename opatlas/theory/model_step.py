@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -23,6 +24,18 @@ QUANTIZED = ("INT8", "FLOAT8_E4M3FN")
 _CAPTURED = {"vllm": (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))}
 _Count = Annotated[int, msgspec.Meta(ge=1)]
 _CountOrNone = Annotated[int, msgspec.Meta(ge=0)]
+
+
+def count_queries(groups: Iterable[Sequences]) -> int:
+    return sum(group.n * group.queries for group in groups)
+
+
+def alike_sequences(groups: Iterable[Sequences]) -> list[list[Sequences]]:
+    """Returns sequences with equally many queries together."""
+    found: dict[int, list[Sequences]] = {}
+    for group in groups:
+        found.setdefault(group.queries, []).append(group)
+    return [*found.values()]
 
 
 class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -111,7 +124,7 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def is_eager(self) -> bool:
         """Whether the host launches kernel by kernel."""
-        return self.launch == "eager" or self.graph_size(sum(each.n * each.queries for each in self.groups())) is None
+        return self.launch == "eager" or self.graph_size(count_queries(self.groups())) is None
 
 
 def step_dtype(model: ModelFacts, asked: str = "") -> str:
@@ -204,7 +217,7 @@ def step_memory(model: ModelFacts, step: Step, device: int = 0) -> StepMemory:
     return StepMemory(
         weights,
         round(cache * in_flight),
-        _activation_bytes(model, step, sum(group.n * group.queries for group in groups)),
+        _activation_bytes(model, step, count_queries(groups)),
         round(of_token * in_flight),
         device,
     )

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import import_module
+from math import sqrt
+from statistics import NormalDist
 from typing import Annotated, Literal
 
 import msgspec
@@ -154,6 +156,17 @@ class RoutedExperts:
     layers: int
     shared: int = 0
     shared_gate: bool = False
+
+    def of_busiest(self, tokens: int, ep: int) -> tuple[int, int]:
+        """Returns the rows of that of `ep` devices which has most, and its experts with rows: medians, chosen randomly.
+
+        Args:
+            tokens: of all devices.
+        """
+        above, own = NormalDist().inv_cdf(0.5 ** (1 / ep)), self.count // ep
+        rows, some = tokens * self.top_k / ep, 1 - (1 - self.top_k / self.count) ** tokens
+        chosen = some * own + above * sqrt(some * own * (1 - some))
+        return round(rows + above * sqrt(rows * (1 - 1 / ep))), min(max(round(chosen), 1), own)
 
 
 @dataclass(frozen=True)

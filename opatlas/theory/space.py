@@ -21,6 +21,7 @@ from opatlas.errors import OpAtlasError
 from opatlas.row.columns import BASE
 from opatlas.row.signature import signature
 from opatlas.row.slots import known_dtype
+from opatlas.theory.catalog import built_in_catalog
 from opatlas.theory.patterns import NZ, Axis, Expression, Form, Ints, Lengths, Pattern, Template, nz_block
 from opatlas.theory.sources import SOURCES, Targets, interleave_models, missing_source, model_shapes
 
@@ -241,6 +242,26 @@ def pattern_row(kernel_type: str, pattern: Pattern, form: Form, sizes: Mapping[s
     env = dict[str, Ints](sizes)
     cells = {name: str(cell) for name, cell in pattern_columns(pattern, form, env).items()}
     return TheoryRow(kernel_type, cells, int(tensor_bytes(kernel_type, pattern, form, env)))
+
+
+def call_cells(
+    kernel_type: str, pattern: str, sizes: Mapping[str, int], *, dtype: str, nz: bool = False
+) -> Mapping[str, str]:
+    """Returns the cells of the row of a call by a pattern of the catalog.
+
+    Args:
+        sizes: the axes of the pattern, such as `m`, `n` and `k`.
+        dtype: of an input.
+        nz: whether the weight is in FRACTAL_NZ, as only NPUs have it; else all tensors are in ND.
+
+    Raises:
+        OpAtlasError: the pattern has no form with this dtype.
+    """
+    found = built_in_catalog().kernel(kernel_type).pattern(pattern)
+    forms = [form for form in found.forms if dtype in form.input_dtypes and (not nz or NZ in form.input_formats)]
+    if not forms:
+        raise OpAtlasError(f"{kernel_type}: the catalog has no call with {dtype}{f' and {NZ}' if nz else ''}")
+    return pattern_row(kernel_type, found, forms[0] if nz else forms[0].in_nd(), sizes).cells
 
 
 def pattern_columns(pattern: Pattern, form: Form, env: dict[str, Ints]) -> dict[str, Cells]:

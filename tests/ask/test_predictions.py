@@ -13,9 +13,9 @@ import pytest
 from threadpoolctl import threadpool_info
 
 import opatlas
-from opatlas.ask.query.kernel_model import KernelModel, Predictions
+from opatlas.ask.query.kernel_model import Predictions, RegimeModel
 from opatlas.ask.query.question import ask
-from opatlas.theory.model_calls import call_cells
+from opatlas.theory.space import call_cells
 from tests.ask.tables import RUN, product_rows, write_table
 
 Size = tuple[int, int, int]
@@ -221,7 +221,7 @@ def test_fits_and_predictions_use_one_thread_of_blas(tmp_path: Path, monkeypatch
     def blas_threads() -> list[int]:
         return [each["num_threads"] for each in threadpool_info() if each["user_api"] == "blas"]
 
-    class Watched(KernelModel):
+    class Watched(RegimeModel):
         def __init__(self, *args: Any) -> None:
             within.extend(blas_threads())
             super().__init__(*args)
@@ -230,7 +230,7 @@ def test_fits_and_predictions_use_one_thread_of_blas(tmp_path: Path, monkeypatch
             within.extend(blas_threads())
             return super().predict(*args)
 
-    monkeypatch.setattr("opatlas.ask.query.predictor.KernelModel", Watched)
+    monkeypatch.setattr("opatlas.ask.query.kernel_model.RegimeModel", Watched)
     before = blas_threads()
     if not before:
         pytest.skip("numpy has a BLAS whose threads threadpoolctl does not know")

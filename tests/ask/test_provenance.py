@@ -160,7 +160,7 @@ def test_a_step_has_durations_of_one_device(tmp_path: Path, capsys: pytest.Captu
     assert main([*asked_for, "--json"]) == 0
     written = json.loads(capsys.readouterr().out)
     assert (list(written["us_by_device"]), list(written["us_by_source"])) == ([NPU], ["captured"])
-    assert main(asked_for) == 0
+    assert main([*asked_for, "--format", "text"]) == 0
     text = capsys.readouterr().out
     assert all(word in text for word in ("captured", NPU, CPU))
 

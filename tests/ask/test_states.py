@@ -212,7 +212,7 @@ def test_captures_against_replays(tmp_path: Path, capsys: pytest.CaptureFixture[
     verdicts = [row["pairs"]["now"]["verdict"] if row["pairs"] else "" for row in found["rows"]]
     assert verdicts == ["SAME", "SLOW", "AMBIGUOUS", "NOT COMPARABLE", "", ""]
     assert (found["rivals"][0]["all"]["lost"], found["rivals"][0]["all"]["new"]) == (1, 1)
-    assert main(["compare", f"{folder}@captures", str(folder)]) == 0
+    assert main(["compare", f"{folder}@captures", str(folder), "--format", "text"]) == 0
     assert re.search(r" 1 +missing +captured, not replayed: \S*@captures ", capsys.readouterr().out)
 
 

@@ -14,6 +14,8 @@ from opatlas.data.database import Database
 from opatlas.row.columns import PROFILING_AVERAGE, PROFILING_MEDIAN
 from opatlas.row.communication import row_kind
 from opatlas.row.quality import valid_duration
+from opatlas.theory.model_calls import model_calls
+from opatlas.theory.sources import resolve_model
 from tests.ask.tables import RUN, product_rows, write_table
 
 SHIPPED = [path for path in opatlas.list_databases() if (path / "SHIPPED.txt").exists()]
@@ -346,3 +348,19 @@ def test_a_guess_and_rows_of_other_dtypes_go_before_no_measured_row(tmp_path: Pa
     row = {str(name): str(cell) for name, cell in cells.iloc[0].items()}
     assert database.query_row("MatMulV2", row).how == "measured"
     assert database.query_many("MatMulV2", cells)["How"].tolist() == ["measured"]
+
+
+def test_another_kernel_type_that_does_the_same_work_answers_where_there_are_no_rows(tmp_path: Path) -> None:
+    calls = model_calls(resolve_model("Qwen/Qwen3-32B"), batch=64, context=4096)
+    others = [call.instead for call in calls if call.instead is not None]
+    for other in others:
+        write_table(tmp_path / "db", other.kernel_type, pd.DataFrame([{**other.cells, "Average Duration(us)": "5"}]))
+
+    def parts() -> dict[str, tuple[str, float | None]]:
+        found = opatlas.open(tmp_path / "db").model("Qwen/Qwen3-32B", batch=64, context=4096).parts
+        return {part.part: (part.kernel_type, part.us_per_call) for part in found if part.us_per_call is not None}
+
+    assert parts() == {"rope": ("_triton_rope", 5), "last_tokens": ("GatherV3", 5)}
+    own = next(call.cells for call in calls if call.part == "rope")
+    write_table(tmp_path / "db", "ApplyRotaryPosEmb", pd.DataFrame([{**own, "Average Duration(us)": "7"}]))
+    assert parts()["rope"] == ("ApplyRotaryPosEmb", 7)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from opatlas.plugins.session_context import present_code
 
 from opatlas.errors import OpAtlasError
-from opatlas.outer.doctor.shape_probe import ShapeProbe, ShapeSearch
+from opatlas.outer.doctor.shape_probe import OutOfTime, ShapeProbe, search
 from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceSpec
 from opatlas.run.group import GroupSpec
@@ -38,12 +38,14 @@ def searched(takes, most: MoeShape, start: MoeShape = START, tries: int = 10_000
     trials: list[Trial] = []
 
     def taken(shape: MoeShape) -> bool:
+        if len(trials) >= tries:
+            raise OutOfTime
         status = Status.MEASURED if takes(shape) else Status.FAILED
         trials.append(Trial(KERNEL, shape, not trials, status, "", "run"))
         return trials[-1].accepted
 
     axes = {axis: range(UNITS.get(axis, 1), getattr(most, axis) + 1, UNITS.get(axis, 1)) for axis in AXES}
-    ShapeSearch(taken, axes, lambda: len(trials) >= tries).run(start, together)
+    search(taken, axes, start, together)
     return trials
 
 

@@ -37,7 +37,7 @@ def test_chosen_kernels(capsys):
     assert {"MatMulV2", "RmsNorm", "LayerNormV4"} <= chosen
     assert not {"Abs", "MatMulV3"} & chosen
     assert set(found["without_replay"]) == {"hcom_allReduce_", "DSARandomNormal"}
-    assert main(["show", "--kernels", *names]) == 0
+    assert main(["show", "--format", "text", "--kernels", *names]) == 0
     out = capsys.readouterr().out
     assert all(f"\n{name} " in out for name in chosen | {"hcom_allReduce_"})
 

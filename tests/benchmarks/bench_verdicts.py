@@ -32,7 +32,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from opatlas.formats import percent
-from opatlas.outer.generation.figures import wilson_interval
+from opatlas.outer.generation.experiment import wilson_interval
 from opatlas.row.rounds import PairVerdict
 from tests.benchmarks.children import ROOT, run_benchmark, run_session
 from tests.benchmarks.databases import write_rows

@@ -22,7 +22,8 @@ def ingest(tmp_path, capsys):
 
     def run(path, *options):
         options = options or ("--database-path", str(tmp_path / "database"))
-        status = main(["ingest", "--profiling-path", str(path), *options])
+        whole = () if "--json" in options else ("--format", "text")
+        status = main(["ingest", "--profiling-path", str(path), *options, *whole])
         return status, *capsys.readouterr()
 
     return run

@@ -25,8 +25,9 @@ from torch_calls import (
 )
 
 from opatlas.capture.launches import SkipReason
+from opatlas.capture.operator_rows import CapturedRow, LeftOut, Operator
 from opatlas.capture.torch_launches import read_outcomes
-from opatlas.capture.torch_operators import OPERATORS, CapturedRow, LeftOut, Operator, is_known, row_of, wins_over_inner
+from opatlas.capture.torch_operators import OPERATORS, is_known, row_of, wins_over_inner
 from opatlas.row import columns as col
 from opatlas.row.signature import signature
 from opatlas.theory.model_calls import model_calls

@@ -14,15 +14,15 @@ import pytest
 from captures import table
 from hypothesis import given
 from hypothesis import strategies as st
-from torch_calls import I32, expect_replay, made, scalar, tensor
+from torch_calls import BF16, I32, expect_replay, made, of_tokens, paged, ragged, tensor
 
 from opatlas.capture import torch_launches, torch_trace, traces
 from opatlas.capture.capture_discovery import TRACE, find_captures, kind_of_capture
 from opatlas.capture.cuda_graphs import pair_graphs
 from opatlas.capture.ingest import rebuild_profiling
 from opatlas.capture.launches import SkipReason
+from opatlas.capture.operator_rows import CapturedRow
 from opatlas.capture.torch_launches import read_outcomes, read_torch_trace, with_lengths_of_step
-from opatlas.capture.torch_operators import CapturedRow
 from opatlas.capture.torch_trace import captured_gpu, read_trace
 from opatlas.cli.ingest import ingest
 from opatlas.data.database import Database
@@ -349,24 +349,6 @@ def test_an_ingest_into_the_database_of_the_gpu(tmp_path, monkeypatch):
     assert (row["Profiling Samples"], row["Profiling Source"]) == ("10", "CUDA graph | eager")
 
 
-def paged():
-    """A step of three sequences as FlashAttention 3 of vLLM gets it."""
-    q, pages, ends = tensor(6, 4, 16), tensor(4096, 32, 2, 16), tensor(4, dtype=I32)
-    return made("_vllm_fa3_C::fwd", q, pages, pages, ends, tensor(3, dtype=I32), tensor(3, 8, dtype=I32))
-
-
-def ragged():
-    """The same step as aiter of SGLang gets it, with a list of 32 pages for each of 64 sequences."""
-    q, pages, ends, listed = tensor(6, 4, 16), tensor(4096, 1, 2, 16), tensor(4, dtype=I32), tensor(2048, dtype=I32)
-    work, last = tensor(9, dtype="unsigned char"), tensor(64, dtype=I32)
-    return made("sglang_profiler::attention_paged_attention_ragged_7", q, work, q, pages, pages, ends, listed, last)
-
-
-def of_tokens():
-    q, cache, ends = tensor(6, 4, 16), tensor(4096, 2, 16), tensor(4, dtype=I32)
-    return made("aiter::mha_batch_prefill", q, cache, cache, ends, ends, tensor(80, dtype=I32), scalar(4), scalar(32))
-
-
 def test_which_device_a_trace_is_of(tmp_path):
     replay, database = fixture("plain-decode", "replay"), tmp_path / "database"
     with pytest.raises(OpAtlasError, match="NVIDIA_H200, not of --device NVIDIA_A100"):
@@ -421,4 +403,38 @@ def test_a_steps_name_has_the_lengths_of_its_attention(step, keys, known):
     assert row.cells.get(KV_VALUES, "") == (keys if known else "")
     assert row.cells[COMPLETENESS] == (known or "no-lengths")
     if known:
+        expect_replay(row)
+
+
+@pytest.mark.parametrize(
+    ("step", "shapes"),
+    [
+        (
+            "execute_6_context_1(sq4sk64sqsq16sqsk256)_generation_2(sq2sk80sqsq2sqsk80)",
+            "6,4,16;6,32,32;6,32,32;;2048,2048;3;3;;;;;;;;3,2;",
+        ),
+        (
+            "execute_6_context_1(sq6sk6sqsq36sqsk36)_generation_0(sq0sk0sqsq0sqsk0)",
+            "6,4,16;6,2,16;6,2,16;;2048,2048;1;1;",
+        ),
+        ("execute_6_context_1(sq7sk7sqsq49sqsk49)_generation_0(sq0sk0sqsq0sqsk0)", None),
+        ("execute_context_1(6)_generation_0(0)", None),
+    ],
+)
+def test_attention_as_one_operator_has_the_lengths_of_its_step_and_the_cache_of_another(tmp_path, step, shapes):
+    queries, keys, pages = [6, 4, 16], [6, 2, 16], [4096, 32, 2, 16]
+    calls = {"vllm::unified_attention_with_output": [queries, keys, keys, queries]}
+    calls["_C_cache_ops::reshape_and_cache_flash"] = [keys, keys, pages, pages]
+    events = []
+    for at, (name, dims) in enumerate(calls.items()):
+        event = op(name, 10 * at, 10 * at + 9)
+        event["args"] = {"Input Dims": dims, "Input type": [BF16] * 4}
+        events += [event, call(at, 10 * at + 5), kernel(at, 100 + at)]
+    annotation = {"ph": "X", "cat": "user_annotation", "name": step, "pid": 1, "tid": 1, "ts": 0, "dur": 50}
+    outcomes = read_outcomes(write(tmp_path / "a.trace.json", annotation, *events))
+    row = next(outcome.row for outcome in outcomes if outcome.name.startswith("vllm"))
+    if shapes is None:
+        assert row.reason is SkipReason.NO_LENGTHS
+    else:
+        assert row.cells[INPUT_SHAPES].startswith(shapes)
         expect_replay(row)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 from abs_rows import MIDDLE, NEW, OLD, cells, contents, manifest, measured, read, record, write, write_journal
@@ -14,15 +13,21 @@ from opatlas.row.columns import AVERAGE
 
 
 @pytest.mark.parametrize("mode", ["all", "missing-only"])
-def test_a_journal_is_a_source(mode: str, target: Database, tmp_path: Path, run_combine: RunCombine) -> None:
+def test_a_database_may_have_a_journal_alone(
+    mode: str, target: Database, source: Database, run_combine: RunCombine
+) -> None:
     write(target, [measured(1, 5.0, OLD), measured(2, 5.0, OLD)])
     path = write_journal(
-        tmp_path / "far.jsonl", record(1, 6.0, run=NEW), record(2, run=NEW), record(3, 7.0, run=NEW), mode=mode
+        source.journal_dir / "far.jsonl",
+        record(1, 6.0, run=NEW),
+        record(2, run=NEW),
+        record(3, 7.0, run=NEW),
+        mode=mode,
     )
     before = path.read_bytes()
-    status, out, err = run_combine(target.path, path)
+    status, out, err = run_combine(target.path, source.path)
     assert (status, err) == (0, "")
-    assert (out["databases"], out["journals"]) == (0, 1)
+    assert (out["databases"], out["journals"]) == (1, 1)
     first, second, third = read(target)
     assert (first[AVERAGE], first["MicroBench Samples"], first["Run ID"]) == ("6.0000", "1", NEW)
     assert (second[AVERAGE], second["Status"]) == ("5.0", "failed")
@@ -65,14 +70,6 @@ def test_journals_of_the_target_are_merged_first(target: Database, source: Datab
     assert not path.exists()
 
 
-def test_a_journal_of_the_target_may_be_named(target: Database, run_combine: RunCombine) -> None:
-    """As the message about records that were rescued suggests."""
-    write(target, [cells(1)])
-    path = write_journal(target.journal_dir / f"{NEW}.jsonl", record(2, 4.0, run=NEW))
-    assert run_combine(target.path, path)[0] == 0
-    assert [row.get(AVERAGE) for row in read(target)] == ["", "4.0000"]
-
-
 def test_lines_that_cannot_be_read_are_named_and_the_others_count(
     target: Database, source: Database, run_combine: RunCombine
 ) -> None:
@@ -81,11 +78,10 @@ def test_lines_that_cannot_be_read_are_named_and_the_others_count(
     with open(path, "a") as file:
         file.write('{"kernel_type": "Abs"}\n')
         file.write(json.dumps(record(2, 6.0, run=NEW).to_json()) + "\n")
-    for arguments in ((target.path, source.path), (target.path, path)):
-        status, _, err = run_combine(*arguments)
-        assert status == 1
-        assert err.startswith(f"error: {path}:3: ")
-        assert [row[AVERAGE] for row in read(target)] == ["5.0000", "6.0000"]
+    status, _, err = run_combine(target.path, source.path)
+    assert status == 1
+    assert err.startswith(f"error: {path}:3: ")
+    assert [row[AVERAGE] for row in read(target)] == ["5.0000", "6.0000"]
 
 
 def test_a_journal_beside_tables_that_is_none_is_a_problem(

@@ -55,8 +55,6 @@ def test_paths_that_are_no_sources_are_wrong_usage(
     (empty / "journal").mkdir(parents=True)
     linked = tmp_path / "linked"
     linked.symlink_to(target.path)
-    broken = tmp_path / "broken.jsonl"
-    broken.write_text("no journal\n")
     table = source.path / "Abs.csv"
     before = contents(tmp_path)
     for arguments, named in (
@@ -66,7 +64,6 @@ def test_paths_that_are_no_sources_are_wrong_usage(
         ((target.path, source.path, "x" * 300), "x" * 300),
         ((target.path, source.path, empty), empty),
         ((target.path, source.path, table), table),
-        ((target.path, source.path, broken), f"{broken}:1"),
         ((table, target.path), table),
     ):
         status, out, err = run_combine(*arguments)

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 from abs_rows import cells, product_record, read, record, write
-from folding import filled, imported, killed
+from folding import filled, imported, killed, write_back_records
 
 from opatlas.data import log as history
 from opatlas.data.database import Database
 from opatlas.data.journal import JournalHeader
 from opatlas.data.restore import clear_edited, edited_rows
 from opatlas.data.row_history import row_histories
-from opatlas.data.write_back import recover, write_back_run
+from opatlas.data.write_back import recover
 from opatlas.row.record import RowName
 from opatlas.row.signature import RowChoice, signature
 
@@ -90,6 +90,6 @@ def test_rows_of_siblings_are_told_of(tmp_path: Path) -> None:
     database = Database(tmp_path / "database")
     asked = product_record()
     write(database, [dict(asked.cells)], asked.kernel_type)
-    write_back_run(database, JournalHeader(asked.run_id, "all", prune=False), [asked.to_json()])
+    write_back_records(database, JournalHeader(asked.run_id, "all", prune=False), asked)
     assert len(list(database.path.glob("*.csv"))) == 2
     assert edited_rows(database).count == 0

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 from abs_rows import cells, read, record, write
-from folding import imported, killed
+from folding import imported, killed, write_back_records
 
 from opatlas.cli.main import main
 from opatlas.data import journal
 from opatlas.data import log as history
 from opatlas.data.database import Database
 from opatlas.data.journal import JournalHeader
-from opatlas.data.write_back import recover, write_back, write_back_run
+from opatlas.data.write_back import recover, write_back
 from opatlas.errors import OpAtlasError
 from opatlas.row.record import LaunchedCase, Record
 from opatlas.row.status import UpdateMode
@@ -42,7 +42,7 @@ class TestRecords:
         header = JournalHeader("run-1", "all", prune=False)
         for part, entry in (("-gw0", record(1, 1.0)), ("-gw1", record(2, 2.0))):
             killed(database, entry, part=part)
-        merged = write_back_run(database, header, [record(3, 3.0).to_json()])
+        merged = write_back_records(database, header, record(3, 3.0))
         assert merged.problems == []
         assert history.read(database, "run-1").records == (record(1, 1.0), record(2, 2.0), record(3, 3.0))
         assert history.runs(database) == ["run-1"]

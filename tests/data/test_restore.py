@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 from abs_rows import cells, product_record, read, record, write
-from folding import csvs, filled, imported, killed
+from folding import csvs, filled, imported, killed, write_back_records
 
 from opatlas.cli.main import main
 from opatlas.data.database import Database, SessionLock
 from opatlas.data.journal import JournalHeader
 from opatlas.data.restore import rebuild, unprune
-from opatlas.data.write_back import recover, write_back, write_back_run
+from opatlas.data.write_back import recover, write_back
 from opatlas.row.record import RowName
 from opatlas.row.signature import RowChoice, digest, signature
 from opatlas.row.status import UpdateMode
@@ -75,7 +75,7 @@ def test_samples_of_a_sibling_fill_the_row_that_ran_again(tmp_path: Path) -> Non
     database = Database(tmp_path / "database")
     asked = product_record()
     write(database, [dict(asked.cells)], asked.kernel_type)
-    write_back_run(database, JournalHeader(asked.run_id, "all", prune=False), [asked.to_json()])
+    write_back_records(database, JournalHeader(asked.run_id, "all", prune=False), asked)
     before = csvs(database)
     assert len(before) == 2
     for kernel_type in (path.stem for path in database.path.glob("*.csv")):

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 from abs_rows import cells, product_record, read, record, write
-from folding import killed
+from folding import killed, write_back_records
 from many_runs import run_name, write_runs
 
 from opatlas.cli.main import main
 from opatlas.data.database import Database
 from opatlas.data.journal import JournalHeader
 from opatlas.data.manifest import Manifest
-from opatlas.data.write_back import recover, write_back_run
+from opatlas.data.write_back import recover
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def test_a_call_that_ran_as_a_sibling_is_told_of_both_rows(tmp_path: Path, told:
     database = Database(tmp_path / "database")
     asked = product_record()
     write(database, [dict(asked.cells)], asked.kernel_type)
-    write_back_run(database, JournalHeader(asked.run_id, "all", prune=False), [asked.to_json()])
+    write_back_records(database, JournalHeader(asked.run_id, "all", prune=False), asked)
     rows = told(database, "MatMul")
     assert [(row["kernel_type"], row["runs"][0]["reason"]) for row in rows] == [
         ("MatMulV2", "ran as MatMulV3"),

@@ -31,8 +31,8 @@ from opatlas.outer.diagnosis.diagnosis import diagnose
 from opatlas.outer.diagnosis.shown import diagnosis_as_json, launch_slices
 from opatlas.outer.generation.attempts import ATTEMPTS, attempt_line
 from opatlas.outer.generation.endpoint import ChatAnswer, ChatMessage, ChatRequest, RecordedAnswers, read_exchange
+from opatlas.outer.generation.experiment import read_experiment
 from opatlas.outer.generation.models_file import cost_of, read_models
-from opatlas.outer.generation.outcomes import read_experiment
 from opatlas.outer.generation.score_command import make_report, report_as_json
 from opatlas.outer.suites.texts import read_arguments, read_traces
 from opatlas.row.record import LaunchedCase, Measurement, Record
@@ -267,8 +267,8 @@ def _scored(path: Path) -> None:
     experiment = read_experiment([path.parent])
     report = make_report(experiment)
     json.dumps(msgspec.to_builtins(report_as_json(experiment, report), enc_hook=str), allow_nan=False)
-    for each in report.strategies:
-        expect(each.passed.of == len(experiment.common_tasks), "a strategy lost a task")
+    for each in report["strategies"]:
+        expect(each["passed"]["of"] == len(experiment.common_tasks), "a strategy lost a task")
     lines = path.read_bytes().count(b"\n") + 1
     expect(sum(each.attempts for each in experiment.runs) <= lines, "more attempts than lines")
 

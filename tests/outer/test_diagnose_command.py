@@ -53,7 +53,7 @@ def test_the_ranking_and_a_kernel_of_it(path: Path, capsys: pytest.CaptureFixtur
     ]
     # The work of the second is not known, so neither are its roofline and its loss.
     assert [[bool(cell) for cell in row[6:8]] for row in ranking[1:]] == [[True] * 2, [False] * 2, [True] * 2]
-    assert main(["diagnose", str(path), "--peaks", _DEVICE, "--row", "2"]) == 0
+    assert main(["diagnose", str(path), "--peaks", _DEVICE, "--row", "2", "--format", "text"]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert {"not enough work", "scalar bound", "host-bound"} <= set(shown)
     assert ["aiv_scalar_ratio", "0.9"] in map(str.split, shown)

@@ -113,7 +113,7 @@ def test_a_cpu(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("OPATLAS_API_KEY", "very secret")
     monkeypatch.setenv("VLLM_AUTH_HEADER", "very secret")
     path = tmp_path / "found.zip"
-    status = main(["doctor", "--device", "cpu", "--report", str(path)])
+    status = main(["doctor", "--format", "text", "--device", "cpu", "--report", str(path)])
     out = capsys.readouterr().out
     assert status == 0, out
     assert states(out) == dict.fromkeys(FEW, "pass")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from commands import as_json, run
@@ -15,17 +16,17 @@ from simulated_attempts import attempt, loop, mixed_run, write_run
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.files import UnsafePath
 from opatlas.outer.generation.attempts import ATTEMPTS, AttemptLog, ModelAttempt, attempt_line
-from opatlas.outer.generation.figures import (
-    ROUTED,
-    Selector,
-    Strategy,
-    StrategyResult,
+from opatlas.outer.generation.experiment import (
+    Experiment,
+    Figures,
+    TaskName,
     pass_rate,
-    strategy_results,
+    read_experiment,
+    run_of,
     wilson_interval,
 )
-from opatlas.outer.generation.outcomes import Experiment, TaskName, read_experiment, run_of
 from opatlas.outer.generation.score_command import make_report
+from opatlas.outer.generation.selection import ROUTED, Selector, Strategy, strategy_results
 from opatlas.outer.judging.judgement import ErrorClass, Level
 from opatlas.show.output import USAGE
 from opatlas.typed_json import DecodeError
@@ -59,11 +60,15 @@ def test_figures_of_textbooks() -> None:
 
 def test_no_tasks_are_no_data() -> None:
     assert wilson_interval(0, 0) is None
-    found = pass_rate(0, 0)
-    assert (found.rate, found.low, found.high) == (None, None, None)
+    assert pass_rate(0, 0) == {"passed": 0, "of": 0, "rate": None, "low": None, "high": None}
 
 
 RELU, SORT = TaskName("set", "relu"), TaskName("set", "sort")
+
+
+def outcomes_of(experiment: Experiment, model: str) -> dict[TaskName, Any]:
+    lines = experiment.outcomes.loc[[model]].astype(object)
+    return {TaskName(each.task_set, each.task): each for each in lines.where(lines.notna(), None).itertuples()}
 
 
 def test_the_attempts_of_a_loop_are_one_outcome(tmp_path: Path) -> None:
@@ -71,9 +76,9 @@ def test_the_attempts_of_a_loop_are_one_outcome(tmp_path: Path) -> None:
     second = attempt("m", "relu", ErrorClass.MISMATCH, number=1, cost_usd=0.2, level=Level.COMPILE)
     third = attempt("m", "relu", number=2, cost_usd=0.3, duration_us=2.0, baseline_us=5.0)
     other = attempt("m", "sort", ErrorClass.CRASH, level=None)
-    found = read_experiment([write_run(tmp_path, [first, other, second, third])]).outcomes["m"]
+    found = outcomes_of(read_experiment([write_run(tmp_path, [first, other, second, third])]), "m")
     relu, sort = found[RELU], found[SORT]
-    assert (relu.passed, relu.passed_first, relu.fixes, relu.final) == (True, False, 2, third)
+    assert (relu.passed, relu.passed_first, relu.fixes, relu.duration_us) == (True, False, 2, 2.0)
     assert (relu.cost_usd, relu.level, relu.speed_up) == (0.6, Level.MEASURED, 2.5)
     assert (sort.passed, sort.passed_first, sort.fixes, sort.level, sort.speed_up) == (False, False, 0, None, None)
 
@@ -86,7 +91,7 @@ def test_a_loop_that_later_sessions_went_on_with_is_one_outcome(tmp_path: Path) 
         with (tmp_path / ATTEMPTS).open("a") as file:
             file.write('{"task":"rel')
     experiment = read_experiment([tmp_path])
-    assert experiment.outcomes["m"][RELU].attempts == tuple(attempts)
+    assert experiment.loops["m", RELU] == tuple(attempts)
     assert experiment.runs[0].torn
 
 
@@ -95,7 +100,7 @@ def test_a_task_with_its_former_content_goes_on_with_the_attempts_at_that_conten
     changed = attempt("m", "relu", ErrorClass.CRASH, task_digest="two", cost_usd=0.2)
     second = attempt("m", "relu", number=1, task_digest="one", cost_usd=0.4)
     experiment = read_experiment([write_run(tmp_path, [first, changed, second])])
-    assert experiment.outcomes["m"][RELU].attempts == (first, second)
+    assert experiment.loops["m", RELU] == (first, second)
 
 
 def test_the_last_run_counts(tmp_path: Path) -> None:
@@ -105,9 +110,9 @@ def test_the_last_run_counts(tmp_path: Path) -> None:
     )
     two = write_run(tmp_path / "2", [attempt("m", task) for task in tasks[:6]] + [attempt("other", "0")])
     experiment = read_experiment([one, two])
-    assert sum(each.passed for each in experiment.outcomes["m"].values()) == 6 + 2
+    assert sum(each.passed for each in outcomes_of(experiment, "m").values()) == 6 + 2
     # The other way round the first run counts.
-    assert sum(each.passed for each in read_experiment([two, one]).outcomes["m"].values()) == 5
+    assert sum(each.passed for each in outcomes_of(read_experiment([two, one]), "m").values()) == 5
 
 
 def test_the_baseline_is_that_of_the_tasks_in_the_database_around_the_run(tmp_path: Path) -> None:
@@ -119,11 +124,11 @@ def test_the_baseline_is_that_of_the_tasks_in_the_database_around_the_run(tmp_pa
     attempts = [attempt("m", name, duration_us=10.0) for name in names]
     attempts.append(attempt("other", "level1/relu", duration_us=10.0, baseline_us=5.0))
     found = read_experiment([write_run(database / "generated" / "triton", attempts)])
-    speed_ups = {task.task: outcome.speed_up for task, outcome in found.outcomes["m"].items()}
+    speed_ups = {task.task: outcome.speed_up for task, outcome in outcomes_of(found, "m").items()}
     assert speed_ups == {"level1/relu": 3.0, "dynamic": None, "lost": None, "none": None}
-    assert [outcome.speed_up for outcome in found.outcomes["other"].values()] == [0.5]
+    assert [outcome.speed_up for outcome in outcomes_of(found, "other").values()] == [0.5]
     alone = read_experiment([write_run(tmp_path / "elsewhere" / "generated" / "triton", attempts)])
-    assert {outcome.speed_up for outcome in alone.outcomes["m"].values()} == {None}
+    assert {outcome.speed_up for outcome in outcomes_of(alone, "m").values()} == {None}
 
 
 @pytest.mark.parametrize(
@@ -173,8 +178,8 @@ def experiment_of(attempts: list[ModelAttempt]) -> Experiment:
     return Experiment([run_of(Path("run"), attempts)])
 
 
-def results_of(attempts: list[ModelAttempt], baseline: str = "") -> dict[Strategy, StrategyResult]:
-    return {each.strategy: each for each in strategy_results(experiment_of(attempts), baseline)}
+def results_of(attempts: list[ModelAttempt], baseline: str = "") -> dict[Strategy, Figures]:
+    return {each["strategy"]: each for each in strategy_results(experiment_of(attempts), baseline)}
 
 
 def specialists(tasks: int = 12) -> list[ModelAttempt]:
@@ -193,38 +198,39 @@ def specialists(tasks: int = 12) -> list[ModelAttempt]:
 
 def test_specialists_are_chosen_by_complexity() -> None:
     found = results_of(specialists())
-    assert {each.complexity: each.model for each in Selector(experiment_of(specialists())).table()} == {
+    table = Selector(experiment_of(specialists())).table()
+    assert {each["complexity"]: each["model"] for each in table} == {
         "C1": "of-c1",
         "C4": "of-c4",
         None: "of-c1",  # as good as of-c4, and cheaper
     }
-    assert found[Strategy.TABLE].models == {"of-c1": 12, "of-c4": 12}
-    assert (found[Strategy.TABLE].passed.passed, found[Strategy.TABLE].cost_usd) == (24, pytest.approx(0.36))
+    assert found[Strategy.TABLE]["models"] == {"of-c1": 12, "of-c4": 12}
+    assert (found[Strategy.TABLE]["passed"]["passed"], found[Strategy.TABLE]["cost_usd"]) == (24, pytest.approx(0.36))
     # Without the task itself the other specialist is one task ahead wherever a model passes: the choice flips.
-    assert found[Strategy.BEST].passed.passed == 0
-    assert (found[Strategy.CHEAPEST].passed.passed, found[Strategy.CHEAPEST].models) == (8, {"cheap": 24})
+    assert found[Strategy.BEST]["passed"]["passed"] == 0
+    assert (found[Strategy.CHEAPEST]["passed"]["passed"], found[Strategy.CHEAPEST]["models"]) == (8, {"cheap": 24})
     # The oracle takes the cheapest that passes: the cheap one for 8 tasks, a specialist for 8 of each complexity.
-    assert found[Strategy.ORACLE].cost_usd == pytest.approx(8 * 0.001 + 8 * 0.01 + 8 * 0.02)
-    assert found[Strategy.ORACLE].passed.passed == 24
+    assert found[Strategy.ORACLE]["cost_usd"] == pytest.approx(8 * 0.001 + 8 * 0.01 + 8 * 0.02)
+    assert found[Strategy.ORACLE]["passed"]["passed"] == 24
 
 
 def test_a_complexity_with_one_task_takes_the_model_that_is_best_elsewhere() -> None:
     attempts = [attempt(model, "only", PASS if model == "b" else FAIL, complexity="C4") for model in ("a", "b")]
     attempts += [attempt(model, f"{at}", PASS if model == "a" else FAIL) for at in range(5) for model in ("a", "b")]
     table = results_of(attempts)[Strategy.TABLE]
-    assert (table.models, table.passed.passed) == ({"a": 6}, 5)
+    assert (table["models"], table["passed"]["passed"]) == ({"a": 6}, 5)
 
 
 def test_the_cheapest_model_is_that_of_the_lowest_price_of_an_answer() -> None:
     """Also of the only task, and for a model that asks more often; without prices tokens decide."""
     attempts = [*loop("cheap", "0", 3, passes=False, cost_usd=0.001), attempt("dear", "0", cost_usd=0.003)]
-    assert results_of(attempts)[Strategy.CHEAPEST].models == {"cheap": 1}
+    assert results_of(attempts)[Strategy.CHEAPEST]["models"] == {"cheap": 1}
     free = [
         attempt(model, f"{at}", cost_usd=0.0, tokens_out=tokens)
         for at in range(3)
         for model, tokens in (("many", 900), ("few", 30))
     ]
-    assert results_of(free)[Strategy.CHEAPEST].models == {"few": 3}
+    assert results_of(free)[Strategy.CHEAPEST]["models"] == {"few": 3}
 
 
 def test_a_route_is_a_strategy_with_attempts_of_its_own() -> None:
@@ -233,10 +239,10 @@ def test_a_route_is_a_strategy_with_attempts_of_its_own() -> None:
     found = results_of(attempts + routed)
     assert set(found) == set(Strategy)
     route = found[Strategy.ROUTE]
-    assert (route.passed.passed, route.cost_usd, route.generation_s) == (2, 1.0, 18.0)
-    assert route.models == route.passed_by_model == {"b": 2}
+    assert (route["passed"]["passed"], route["cost_usd"], route["generation_s"]) == (2, 1.0, 18.0)
+    assert route["models"] == route["passed_by_model"] == {"b": 2}
     # No other strategy chooses the route, and it stands alone where nothing else ran.
-    assert all(ROUTED not in each.models for each in found.values())
+    assert all(ROUTED not in each["models"] for each in found.values())
     assert results_of(routed) == {Strategy.ROUTE: route}
 
 
@@ -259,12 +265,12 @@ def test_what_holds_for_any_attempts(data: st.DataObject) -> None:
     found = results_of(attempts)
     common = experiment_of(attempts).common_tasks
     for result in found.values():
-        assert result.passed.of == len(common) == sum(result.models.values())
-        assert result.passed.passed <= found[Strategy.ORACLE].passed.passed
-        assert set(result.models) <= set(names)
-        assert (result.cost_per_pass_usd is None) == (result.passed.passed == 0)
+        assert result["passed"]["of"] == len(common) == sum(result["models"].values())
+        assert result["passed"]["passed"] <= found[Strategy.ORACLE]["passed"]["passed"]
+        assert set(result["models"]) <= set(names)
+        assert (result["cost_per_pass_usd"] is None) == (result["passed"]["passed"] == 0)
     if len(names) == 1:
-        assert len({result.passed.passed for result in found.values()}) == 1
+        assert len({result["passed"]["passed"] for result in found.values()}) == 1
 
 
 @pytest.fixture

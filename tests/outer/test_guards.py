@@ -12,8 +12,8 @@ import opatlas
 from opatlas.outer.judging.failures import own_files
 from opatlas.outer.judging.judgement import CandidateRejected
 from opatlas.outer.judging.memory import PoisonedAllocations, poisoned_elements
-from opatlas.outer.judging.process_guard import ProcessGuard
 from opatlas.outer.judging.results import same_results
+from opatlas.outer.judging.trial import ProcessGuard
 from opatlas.run.instruments import instrument
 
 

@@ -15,8 +15,8 @@ from simulated_attempts import attempt, write_run
 
 from opatlas.errors import OpAtlasError
 from opatlas.outer.generation.attempts import AttemptLog
-from opatlas.outer.generation.figures import ROUTED
-from opatlas.outer.generation.outcomes import TaskName, read_experiment
+from opatlas.outer.generation.experiment import TaskName, read_experiment
+from opatlas.outer.generation.selection import ROUTED
 from opatlas.outer.generation.session_models import model_settings
 from opatlas.outer.judging.judgement import ErrorClass, Judgement, Level
 from opatlas.outer.tasks.task import read_tasks
@@ -186,8 +186,8 @@ def test_a_route_asks_one_model_in_attempts_of_its_own(tmp_path: Path) -> None:
     rows.outcomes += [failed(), passed()]
     assert rows.run(models=BOTH, route={**route, "C1": "demo"}).status is Status.MEASURED
     assert [code for code, _ in rows.ran] == ["1", "2", "3", "1", "2"]
-    (outcome,) = read_experiment([run]).outcomes[ROUTED].values()
-    assert ([each.asked for each in outcome.attempts], outcome.cost_usd) == (["demo"] * 2, 1)
+    (attempts,) = (loop for (model, _), loop in read_experiment([run]).loops.items() if model == ROUTED)
+    assert [(each.asked, each.cost_usd) for each in attempts] == [("demo", 0.5)] * 2
 
 
 def test_a_route_is_made_from_attempts_at_other_tasks(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import yaml
 from simulated_attempts import loop, write_run
 
 from opatlas.outer.generation.attempts import ModelAttempt
-from opatlas.outer.generation.outcomes import read_experiment
+from opatlas.outer.generation.experiment import read_experiment
 from opatlas.outer.generation.score_command import ExperimentReport, make_report
 from opatlas.outer.judging.judgement import ErrorClass, Judgement
 from opatlas.outer.tasks.task import read_tasks
@@ -66,19 +66,20 @@ def by_complexity(tmp_path_factory: pytest.TempPathFactory) -> ExperimentReport:
 def test_the_tables_of_the_two_sets(by_set: ExperimentReport) -> None:
     for task_set, percents in PUBLISHED["percent"].items():
         if task_set in PUBLISHED["tasks"]:
-            found = {each.model: each for each in by_set.task_sets if each.group == task_set}
-            assert {model: [each.passed.passed, each.passed_first, each.fixes] for model, each in found.items()} == {
-                model: published[task_set] for model, published in MODELS.items()
+            found = {each["model"]: each for each in by_set["task_sets"] if each["group"] == task_set}
+            counts = {
+                model: [each["passed"]["passed"], each["passed_first"], each["fixes"]] for model, each in found.items()
             }
-            assert {model: round(100 * (each.passed.rate or 0)) for model, each in found.items()} == percents
+            assert counts == {model: published[task_set] for model, published in MODELS.items()}
+            assert {model: round(100 * (each["passed"]["rate"] or 0)) for model, each in found.items()} == percents
 
 
 def test_the_table_of_complexities(by_complexity: ExperimentReport) -> None:
     for complexity in PUBLISHED["complexities"]:
-        found = {each.model: each.passed for each in by_complexity.complexities if each.group == complexity}
-        assert {each.of for each in found.values()} == {PUBLISHED["complexities"][complexity]}
+        found = {each["model"]: each["passed"] for each in by_complexity["complexities"] if each["group"] == complexity}
+        assert {each["of"] for each in found.values()} == {PUBLISHED["complexities"][complexity]}
         # 1 of 40 is printed as 3 %.
-        percents = {model: int(100 * (each.rate or 0) + 0.5) for model, each in found.items()}
+        percents = {model: int(100 * (each["rate"] or 0) + 0.5) for model, each in found.items()}
         assert percents == PUBLISHED["percent"][complexity]
 
 
@@ -98,9 +99,11 @@ def test_errors_in_the_published_groups(tmp_path: Path) -> None:
         for number in range(count)
     ]
     report = make_report(read_experiment([write_run(tmp_path, attempts)]))
-    groups = {each.error: round(100 * (each.attempts_share or 0)) for each in report.groups if each.model is None}
+    groups = {
+        each["error"]: round(100 * (each["attempts_share"] or 0)) for each in report["groups"] if each["model"] is None
+    }
     assert groups == PUBLISHED["errors"]
-    classes = {each.error: each.attempts for each in report.classes if each.model is None}
+    classes = {each["error"]: each["attempts"] for each in report["classes"] if each["model"] is None}
     assert classes == {"pass": 25, "init-args": 10, "compile": 35, "runtime": 25, "mismatch": 30}
 
 

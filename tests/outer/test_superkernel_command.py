@@ -55,7 +55,7 @@ def test_scopes_with_their_prediction_and_advice(tmp_path: Path, capsys: pytest.
         ("boundary of steps", 2),
     ]
     assert found["advice"]["order"] == ["attention", "layer", "all layers"]
-    assert main(["diagnose", str(path), "--superkernel"]) == 0
+    assert main(["diagnose", str(path), "--superkernel", "--format", "text"]) == 0
     shown = capsys.readouterr().out
     lines = [line.split() for line in shown.splitlines()]
     for each in found["scopes"]:

@@ -8,7 +8,7 @@ from printed import numbers_in
 from opatlas.errors import CellError, OpAtlasError
 from opatlas.formats import change, percent
 from opatlas.show import Fields, Format, Output, Result, Table, print_note
-from opatlas.show.result import plain_text
+from opatlas.show.result import plain_text, screen, text
 from opatlas.text import exception_line, printable, printable_lines
 
 
@@ -41,18 +41,42 @@ def test_letters_of_all_languages_are_shown_as_they_are() -> None:
     assert printable_lines("größe 模型 \U0001f600 a\n\tb") == "größe 模型 \U0001f600 a\n\tb"
 
 
-def test_rows_are_lines_where_no_terminal_limits_them(
+def test_all_rows_are_lines_where_no_terminal_limits_them(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     table = Table(("name", "what is said of it"), [("a", "words " * 29 + "end"), ("longer", None)])
     monkeypatch.delenv("COLUMNS", raising=False)
-    Output().show(Result([table]))
+    Output("text").show(Result([table]))
     assert len(capsys.readouterr().out.splitlines()) == 3
     monkeypatch.setenv("COLUMNS", "30")
-    Output().show(Result([table]))
+    Output("text").show(Result([table]))
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 30
     assert " ".join(lines).split().count("words") == 29
+
+
+@pytest.mark.parametrize("rows", [1, 6, 100])
+def test_a_screen_has_the_most_important_rows_and_both_ends_of_their_names(rows: int) -> None:
+    names = [f"{'A' * 80}-{number}" for number in range(rows)]
+    weighed = Table(("name", "us"), [(name, number) for number, name in enumerate(names)], weight=lambda row: row[1])
+    parts = [
+        Fields({"answer": 7}),
+        weighed,
+        Table(("word", "what"), [("word", "a sentence of words " * 9)] * rows, "words"),
+        Table(("detail",), [("seldom asked",)] * rows, "details", detail=True),
+    ]
+    lines = screen(parts, 60).splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 60
+    assert any(line.startswith("AAA") and line.endswith(f"-{rows - 1}  {rows - 1:2}".rstrip()) for line in lines)
+    assert ("seldom asked" in lines) == (rows == 1)
+    assert ("details" in lines[-1]) == (rows > 1)
+    assert "--format text" in lines[-1]
+
+
+def test_what_fits_on_a_screen_is_shown_as_it_is() -> None:
+    parts = [Table(("name",), [("a",), ("b",)], "names", detail=True), "a sentence"]
+    assert screen(parts) == text(parts)
 
 
 def test_a_failed_build_is_told_by_the_first_error_of_the_compiler() -> None:

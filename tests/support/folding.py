@@ -26,10 +26,16 @@ def at(record: Record, finished_at: float) -> Record:
     return replace(record, finished_at=finished_at)
 
 
+def write_back_records(database: Database, header: JournalHeader, *records: Record) -> RunWriteBack:
+    """Writes the records back that a session has put into its journal."""
+    journal.write(journal.path_of(database, header.run_id), header, [record.to_json() for record in records])
+    return write_back_run(database, header)
+
+
 def session(database: Database, *records: Record, mode: str = "all", prune: bool = False) -> RunWriteBack:
     """A session that measured this, to its end. All records are of one run."""
     header = JournalHeader(records[0].run_id, mode, prune)
-    done = write_back_run(database, header, [record.to_json() for record in records])
+    done = write_back_records(database, header, *records)
     assert not done.problems
     return done
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from opatlas.capture.torch_operators import CapturedRow, Operator, row_of
+from opatlas.capture.operator_rows import CapturedRow, Operator
+from opatlas.capture.torch_operators import row_of
 from opatlas.run.registry import replays_of_bench
 
 BF16, F32, I64, I32 = "c10::BFloat16", "float", "long int", "int"
@@ -66,3 +67,21 @@ def expect_replay(row: CapturedRow) -> None:
     on_meta = OnMeta(row.kernel_type, row.cells, torch.device("meta"))
     function(row=on_meta, replay=lambda *arguments, **keywords: calls.append(arguments))
     assert len(calls) == 1
+
+
+def paged() -> CapturedRow:
+    """A step of three sequences as FlashAttention 3 of vLLM gets it."""
+    q, pages, ends = tensor(6, 4, 16), tensor(4096, 32, 2, 16), tensor(4, dtype=I32)
+    return made("_vllm_fa3_C::fwd", q, pages, pages, ends, tensor(3, dtype=I32), tensor(3, 8, dtype=I32))
+
+
+def ragged() -> CapturedRow:
+    """The same step as aiter of SGLang gets it, with a list of 32 pages for each of 64 sequences."""
+    q, pages, ends, listed = tensor(6, 4, 16), tensor(4096, 1, 2, 16), tensor(4, dtype=I32), tensor(2048, dtype=I32)
+    work, last = tensor(9, dtype="unsigned char"), tensor(64, dtype=I32)
+    return made("sglang_profiler::attention_paged_attention_ragged_7", q, work, q, pages, pages, ends, listed, last)
+
+
+def of_tokens() -> CapturedRow:
+    q, cache, ends = tensor(6, 4, 16), tensor(4096, 2, 16), tensor(4, dtype=I32)
+    return made("aiter::mha_batch_prefill", q, cache, cache, ends, ends, tensor(80, dtype=I32), scalar(4), scalar(32))

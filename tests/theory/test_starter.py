@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from opatlas.shapes.models import QWEN3_32B
-from opatlas.shapes.starter import FOLDERS, MODELS, RowsPart, write_gpu_rows, write_starter
+from opatlas.shapes.starter import MODELS, RowsPart, write_gpu_rows, write_starter
 from tests_of_shapes import sizes_of_shapes
 
 from opatlas.data.database import Database
@@ -52,6 +52,7 @@ def test_existing_rows_keep_their_cells(tmp_path: Path) -> None:
     assert set(frame["Note"][1:]) == {""}
 
 
+FOLDERS = ("torch", "libraries", "compiled")
 WEIGHTS = ("MatMulV2", "GroupedMatmul", "QuantBatchMatmulV3", "BatchMatMulV2", "TransposeBatchMatMul")
 OTHERS_OF_A_STEP = ("RmsNorm", "GatherV2", "Index", "ArgMaxV2")
 
@@ -69,7 +70,7 @@ def rows_of(database: Database) -> Counter[str]:
 
 def test_a_gpu_measures_them_in_minutes(folder: Path) -> None:
     counts = {name: rows_of(Database(folder / name)).total() for name in FOLDERS}
-    assert 8000 < counts["torch"] < 12000
+    assert 8000 < counts["torch"] < 13000
     assert counts["libraries"] < 1500
     # Some of these are compiled for seconds.
     assert counts["compiled"] < 500

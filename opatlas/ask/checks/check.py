@@ -290,14 +290,13 @@ class CheckResults:
         database: what is checked.
         entries: those of its known_findings.yaml.
         strict: whether known and advisory findings fail.
-        show_all: whether a user wants to see each finding.
         tallies: the results by the name of the check.
         problems: cases that could not be run.
     """
 
     def __init__(self, database: CheckedDatabase, entries: Sequence[KnownFinding], checks: Iterable[Check]) -> None:
         self.database, self.entries = database, entries
-        self.strict = self.show_all = False
+        self.strict = False
         self.tallies = {each.name: CheckTally(each) for each in checks}
         self.problems: list[str] = []
         self._ran: set[tuple[str, str]] = set()

@@ -164,7 +164,7 @@ class OpenDatabase:
             NoAnswer: as `query` does.
             OpAtlasError: as `query` does, or heads are not a multiple of kv_heads.
         """
-        from opatlas.theory.model_calls import call_cells
+        from opatlas.theory.space import call_cells
 
         if kv_heads < 1 or heads % kv_heads:
             raise OpAtlasError(f"heads {heads}, kv_heads {kv_heads}: heads have to be a multiple of kv_heads")

@@ -6,8 +6,10 @@ One function serves stored rows and questions.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heapreplace
 
 from opatlas.errors import CellError, OpAtlasError
 from opatlas.row.columns import (
@@ -21,6 +23,7 @@ from opatlas.row.columns import (
 )
 from opatlas.row.communication import is_communication
 from opatlas.row.roofline import (
+    AttentionSizes,
     GroupedSizes,
     Work,
     attention_sizes,
@@ -39,6 +42,14 @@ _LAYOUTS = ("TND", "BNSD")
 _TILES = ((64, 128), (128, 128), (128, 256))
 #: Elements that a group of threads takes: kernels write the last, partial one element by element.
 _BLOCKS = (512, 1024, 2048)
+#: Attention: queries of a tile of a prompt, keys that are read at once, of a contiguous and of a paged cache; keys that
+#: take as long as what a tile costs besides; the least keys of a part of a cache, and what a part of a latent cache has
+#: by the keys of each core.
+_ROWS, _BLOCK, _BLOCK_OF_PAGES, _KEYS_OF_TILE, _PAGE = 128, 64, 96, 128, 128
+_LATENT_CHUNKS = ((8, 32), (16, 64), (32, 128), (64, 192))
+#: With more tiles for each core, all cores are as busy as the average. A prompt has at most as many tiles. Both bound
+#: the time.
+_MOST_WAVES, _MOST_TILES = 16, 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +60,8 @@ class RowFeatures:
         work: amounts whose cost adds up or overlaps: bytes, operations, elements, steps; at least 1 each, those that
             matter most first.
         sizes: the sizes as logarithms to base 2.
-        fills: how full tiles and waves are, of a product; of other kernels the last block, and whether axes move. Empty
-            for attention and messages.
+        fills: how full tiles and waves are, of a product; of attention how busy all cores are, and whether the keys are
+            split; of other kernels the last block, and whether axes move. Empty for messages.
         regime: rows of other slots, dtypes or formats are comparable to a part only.
         dims: all dimensions, slot by slot; as many in all rows of a regime.
     """
@@ -99,23 +110,8 @@ def row_features(kernel_type: str, cells: Mapping[str, str], cores: int) -> RowF
     if attention is not None:
         layout = cells.get(RUNTIME_PREFIX + "input_layout", "").strip()
         decode = "decode" if attention.queries == attention.sequences else "prefill"
-        numbers = (
-            attention.queries,
-            attention.sequences,
-            max(attention.keys, 1) / attention.sequences,
-            attention.heads,
-            attention.kv_heads,
-            attention.head_size,
-            attention.operations,
-        )
         dims = (attention.queries, attention.sequences, attention.keys, attention.heads, attention.kv_heads)
-        return RowFeatures(
-            (2.0 * attention.moved_elements, float(attention.operations), float(attention.sequences)),
-            tuple(math.log2(max(number, 1)) for number in numbers),
-            (),
-            f"{regime}|{layout}|{decode}",
-            dims,
-        )
+        return RowFeatures(*_of_attention(attention, cores), f"{regime}|{layout}|{decode}", dims)
     return RowFeatures(*_generic(slots, outputs, moved), regime, dims)
 
 
@@ -154,6 +150,80 @@ def _of_groups(
     done = 2.0 * sizes.m * sizes.n * sizes.k
     numbers = (sizes.m, sizes.n, sizes.k, sizes.groups, used, sizes.m / used, done / read)
     return (read, done, float(used)), tuple(map(math.log2, numbers)), ()
+
+
+def _of_attention(sizes: AttentionSizes, cores: int) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
+    """The work has bytes, the operations of the core with the most keys, of one tile at a time and of two, and keys.
+
+    A decode step and latent attention have tiles of all queries with the same keys, and split the keys where there are
+    fewer tiles than cores. A prompt has tiles of the queries of a head. FlashInfer plans so (attention/scheduler.cuh).
+    """
+    split = sizes.latent or sizes.queries == sizes.sequences
+    tiles, slots, parts = _split_tiles(sizes, cores) if split else (_tiles_of_prompts(sizes), cores, 1)
+    one, two = (max(_longest(tiles, count), 1.0) for count in (slots, 2 * slots))
+    total = sum(count * sum(keys) for count, keys in tiles)
+    per_key = 2.0 * _ROWS * (sizes.head_size + sizes.value_size)
+    numbers = (
+        *(sizes.queries, sizes.sequences, sizes.keys / sizes.sequences, sizes.heads, sizes.kv_heads, sizes.head_size),
+        *(one, two, parts),
+    )
+    return (
+        (2.0 * sizes.moved_elements, one * per_key, two * per_key, float(sizes.keys)),
+        tuple(math.log2(max(number, 1)) for number in numbers),
+        (total / slots / one, float(parts > 1)),
+    )
+
+
+#: The keys of tiles of queries, with as many more as a tile costs; and how many tiles have these.
+_Tiles = list[tuple[int, list[int]]]
+
+
+def _split_tiles(sizes: AttentionSizes, cores: int) -> tuple[_Tiles, int, int]:
+    """Returns the tiles of decode steps or of latent attention, those that run at once, and the most parts of keys."""
+    together = max(sizes.heads // max(sizes.kv_heads, 1), 1)
+    rows = 64 if sizes.queries * together <= 64 * sizes.sequences else 128
+    slots = max(cores * 64 // rows, 1)
+    counts = [
+        (max(keys, 1), count * sizes.kv_heads * -(-queries * together // rows))
+        for (queries, keys), count in sizes.lengths.items()
+    ]
+    most = max(keys for keys, _ in counts)
+    if sizes.latent:
+        share = -(-sum(keys * count for keys, count in counts) // slots)
+        chunk = next((keys for least, keys in _LATENT_CHUNKS if share <= least), -(-share // 256) * 256)
+    else:
+        chunks = range(_PAGE, most + _PAGE, _PAGE)
+        fits = bisect_left(
+            chunks[:-1], True, key=lambda chunk: sum(count * -(-keys // chunk) for keys, count in counts) <= 2 * slots
+        )
+        chunk = chunks[fits]
+    parts = [(count, [chunk] * (keys // chunk) + [keys % chunk] * (keys % chunk > 0)) for keys, count in counts]
+    return [(count, [_in_blocks(keys, 64) for keys in each]) for count, each in parts], slots, -(-most // chunk)
+
+
+def _tiles_of_prompts(sizes: AttentionSizes) -> _Tiles:
+    block, found = _BLOCK_OF_PAGES if sizes.pages else _BLOCK, []
+    for (queries, keys), count in sorted(sizes.lengths.items(), key=lambda each: -each[0][1]):
+        rows = max(_ROWS, -(-queries // _MOST_TILES))
+        first, ends = keys - queries, range(-(-queries // rows) * rows, 0, -rows)
+        reads = [min(keys, first + end) if sizes.causal else keys for end in ends]
+        found.append((count * sizes.heads, [_in_blocks(max(each, 1), block) * rows // _ROWS for each in reads]))
+    return found
+
+
+def _in_blocks(keys: int, block: int) -> int:
+    return -(-keys // block) * block + _KEYS_OF_TILE
+
+
+def _longest(tiles: _Tiles, slots: int) -> float:
+    """Returns the keys of the busiest of some slots, each of which takes the next tile when it has none."""
+    if sum(count * len(keys) for count, keys in tiles) > _MOST_WAVES * slots:
+        return sum(count * sum(keys) for count, keys in tiles) / slots
+    busy = [0] * slots
+    for count, keys in tiles:
+        for each in keys * count:
+            heapreplace(busy, busy[0] + each)
+    return float(max(busy))
 
 
 def _generic(

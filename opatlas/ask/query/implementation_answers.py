@@ -34,7 +34,7 @@ from opatlas.errors import OpAtlasError
 from opatlas.row import columns as col
 from opatlas.row.communication import BY_NAME, Collective, is_communication
 from opatlas.row.location import communication_library, device_kind, newness, parse_path
-from opatlas.row.signature import row_cells, signature
+from opatlas.row.signature import row_cells, signature, signatures
 from opatlas.row.slots import known_dtype
 from opatlas.run.implementation import default_name
 from opatlas.text import parse_whole
@@ -231,6 +231,9 @@ class ImplementationAnswers:
         predicted = []
         for name, rows in tables.items():
             asked = np.flatnonzero(places[name] < 0).tolist() if len(rows) else []
+            if asked and rows.refused:
+                owns = signatures(kernel_type, frame.iloc[asked])
+                asked = [i for i, own in zip(asked, owns, strict=True) if own not in rows.refused]
             unread = [i for i in asked if i not in cells]
             cells |= dict(zip(unread, row_cells(frame.iloc[unread]), strict=True))
             # A prediction from rows of other dtypes goes before no stored row.

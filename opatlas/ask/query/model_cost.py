@@ -29,7 +29,7 @@ from opatlas.row.quality import Source
 from opatlas.row.roofline import AchievedRates, achieved_rates, device_peak, tensor_bytes
 from opatlas.row.slots import row_slots
 from opatlas.theory.model_calls import ModelCall
-from opatlas.theory.model_step import Step, StepMemory
+from opatlas.theory.model_step import Step, StepMemory, count_queries
 
 #: The file of a default database that names the stack of its device: implementations in their order, with commas.
 STACK = "stack.txt"
@@ -166,7 +166,7 @@ class ModelCost:
         largest = -(-self.layers // self.step.pp) / self.layers
         us = self.us - self.us_in_layers * (1 - largest)
         us *= (self.time or self).us / self.us
-        return sum(group.n * group.queries for group in self.step.groups()) / us * 1e6
+        return count_queries(self.step.groups()) / us * 1e6
 
     @property
     def missing(self) -> list[PartCost]:

@@ -28,8 +28,6 @@ from opatlas.files import read_safely
 from opatlas.row.communication import is_communication
 from opatlas.row.quality import NOISE_LIMIT, Mask
 
-#: The rows that an answer names.
-_NAMED = 8
 #: The interval of a duration that comes from few rows: a factor.
 _FACTOR_OF_FEW = 3.0
 _REASONS = {
@@ -39,7 +37,7 @@ _REASONS = {
     Asked.BEYOND: "a size is outside of those of the rows that predict it",
 }
 #: To be raised with every change of features or fits.
-_VERSION = 7
+_VERSION = 9
 _LARGEST_BYTES = 1 << 28
 
 
@@ -62,10 +60,10 @@ class Prediction:
 
 
 class _StoredModel(msgspec.Struct):
-    """A fitted model on disk, with the features of each row that it knows."""
+    """The models of a kernel type on disk, with the features of each row that they know."""
 
     features: list[RowFeatures | None]
-    fit: Fit
+    fits: dict[str, Fit]
 
 
 def folder() -> Path:
@@ -89,7 +87,7 @@ def predicting_rows(rows: AnsweringRows) -> Mask:
 
 
 class Predictor:
-    """Predicts the durations of a kernel type from its `predicting_rows`. The model is fitted when needed."""
+    """Predicts the durations of a kernel type from its `predicting_rows`. Models are fitted when needed."""
 
     def __init__(self, rows: AnsweringRows, cores: int, floor: float) -> None:
         """
@@ -114,17 +112,11 @@ class Predictor:
 
     @cached_property
     def model(self) -> KernelModel | None:
-        """The model, fitted or as it is stored; None for fewer than LEAST_ROWS rows."""
+        """The models, fitted so far or as they are stored; None for fewer than LEAST_ROWS rows."""
         if len(self._features) < LEAST_ROWS:
             return None
-        with _one_blas_thread():
-            fit = None if self._stored is None else self._stored.fit
-            model = KernelModel(self._features, self._rows.duration_us[self._positions], fit)
-        if fit is None:
-            # Where the user's cache cannot be written, it is fitted again next time.
-            with suppress(OpAtlasError):
-                write_bytes(self._path, msgspec.msgpack.encode(_StoredModel(self._found, model.fit)))
-        return model
+        fits = None if self._stored is None else self._stored.fits
+        return KernelModel(self._features, self._rows.duration_us[self._positions], fits)
 
     def predict(self, cells: Sequence[Mapping[str, str]], *, with_rows: bool = False) -> list[Prediction | None]:
         """Returns the durations of rows; None where the cells mean no tensors, or no stored row helps.
@@ -150,7 +142,7 @@ class Predictor:
         if self.model is None or len(known) < len(features):
             return None
         with _one_blas_thread():
-            return self.model.correlations(known, self.model.predict(known))
+            return self.model.correlations(known)
 
     def has_alike(self, cells: Mapping[str, str]) -> bool:
         """Returns whether as many rows as a model needs have the slots, dtypes and Expert Load of a row."""
@@ -161,8 +153,13 @@ class Predictor:
         return row_features(self._rows.kernel_type, cells, self._cores)
 
     def _predict(self, model: KernelModel, features: Sequence[RowFeatures], with_rows: bool) -> list[Prediction]:
+        fitted = len(model.fits)
         with _one_blas_thread():
             predicted = model.predict(features)
+        if len(model.fits) > fitted:
+            # Where the user's cache cannot be written, they are fitted again next time.
+            with suppress(OpAtlasError):
+                write_bytes(self._path, msgspec.msgpack.encode(_StoredModel(self._found, model.fits)))
         middle = np.exp(predicted.log_us)
         factor = np.exp(np.hypot(predicted.half_width, self._floor))
         numbers = (middle, middle / factor, middle * factor, predicted.asked)
@@ -174,8 +171,8 @@ class Predictor:
         return found
 
     def _used(self, nearest: Sequence[int], distance: Sequence[float]) -> tuple[UsedRow, ...]:
-        rows = [self._rows.found[self._positions[near]] for near in nearest[:_NAMED]]
-        return tuple(each.used(float(far)) for each, far in zip(rows, distance[:_NAMED], strict=True))
+        rows = [self._rows.found[self._positions[near]] for near in nearest]
+        return tuple(each.used(float(far)) for each, far in zip(rows, distance, strict=True))
 
     def _guess(self, features: Sequence[RowFeatures]) -> list[Prediction]:
         """Scales the duration of the most similar of few rows by the work; the launch is a part of it."""

@@ -176,6 +176,16 @@ class Served(NamedTuple):
     refused: list[tuple[ServedPoint, str]]
     dropped: list[tuple[ServedPoint, str]]
 
+    @property
+    def figures(self) -> dict[str, object]:
+        """What JSON has of them."""
+        points = [msgspec.structs.asdict(each.point) | each.figures for each in self.points]
+        refused, dropped = (
+            [msgspec.structs.asdict(point) | {"why": why} for point, why in left]
+            for left in (self.refused, self.dropped)
+        )
+        return {"points": points, "refused": refused, "dropped": dropped}
+
 
 def served_costs(
     opened: OpenDatabase, path: Path, model: str, implementation: Sequence[str], tell: Callable[[str], object]

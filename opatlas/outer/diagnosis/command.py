@@ -30,8 +30,8 @@ from .diagnosis import diagnose as read_diagnosis
 from .kernels import CALL_US, LAUNCHES, ROW, KernelLines, row_lines
 from .peaks import read_peaks
 from .shown import (
+    FIRST,
     SHAPES,
-    SHOWN,
     chosen,
     diagnosis_as_json,
     diagnosis_parts,
@@ -109,18 +109,18 @@ def diagnose(
         write_trace(trace, launch_slices(found))
     problems = list(found.table.problems)
     if row is None and output is None:
-        return Result(list(diagnosis_parts(found)), diagnosis_as_json(found), problems, status=1 if problems else 0)
+        return Result(list(diagnosis_parts(found)), diagnosis_as_json(found), problems)
     ranked = chosen(found.ranking, row or 1)
-    parts = list(kernel_parts(found, ranked))
-    content = ranked_as_json(found, ranked)
+    parts, content = list(kernel_parts(found, ranked)), ranked_as_json(found, ranked)
     if output is not None:
         try:
             # Only questions to models need it, and what it is made of may have been deleted.
             from .improve import ask
         except ModuleNotFoundError as error:
             raise UsageError(f"--output: this installation has no {error.name}") from None
-        parts += ask(found, ranked, output, source, wish, models, content, problems)
-    return Result(parts, content, problems, status=1 if problems else 0)
+        # What was asked, and answered, is about the kernel of the first part.
+        parts[1:] = ask(found, ranked, output, source, wish, models, content, problems)
+    return Result(parts, content, problems)
 
 
 def _refuse(options: Mapping[str, object], why: str) -> None:
@@ -178,7 +178,7 @@ def comparison_result(old: Diagnosis, new: Diagnosis, row: int | None) -> Result
         )
         for name, (was, now) in kernels[-1]["counters"].items():
             least = _TELLING * (100 if name.endswith("(%)") else 1)
-            if rank <= SHOWN and name.endswith(_RATIOS) and abs(now - was) >= least:
+            if rank <= FIRST and name.endswith(_RATIOS) and abs(now - was) >= least:
                 ratios.append((rank, name, was, now))
     content = {"only_old": len(before) - len(both), "only_new": len(after) - len(both), "kernels": kernels}
     problems = [*old.table.problems, *new.table.problems]
@@ -203,10 +203,9 @@ def comparison_result(old: Diagnosis, new: Diagnosis, row: int | None) -> Result
         columns = ("#", "kernel type", SHAPES, *times, "old verdict", "new verdict")
         cells = ("rank", "kernel_type", "shapes", "old_us", "new_us", "speed_up", "old_verdict", "new_verdict")
         shown = [tuple(each[name] for name in cells) for each in kernels]
-        parts = [Fields(facts), Table(columns, shown[:SHOWN], "largest changes", left_out=len(shown[SHOWN:]))]
-        if ratios:
-            parts.append(Table(("#", "counter", "old", "new"), ratios, "counters that changed"))
-    return Result(parts, content, problems, status=1 if problems else 0)
+        parts = [Fields(facts), Table(columns, shown, "largest changes")]
+        parts.append(Table(("#", "counter", "old", "new"), ratios, "counters that changed"))
+    return Result(parts, content, problems)
 
 
 def _by_kernel(diagnosis: Diagnosis, keys: list[str], counters: list[str]) -> pd.DataFrame:

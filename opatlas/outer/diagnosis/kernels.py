@@ -256,7 +256,7 @@ def _launch_frame(path: Path, read: Launches, problems: list[str]) -> pd.DataFra
     frame: pd.DataFrame = pd.DataFrame(
         [
             {
-                **dict.fromkeys(BASE, ""),
+                **dict.fromkeys((*BASE, *EXTRA_IN_SIGNATURE), ""),
                 **launch.cells,
                 TYPE: launch.kernel_type,
                 NAME: launch.name,

@@ -21,19 +21,10 @@ from .diagnosis import CapturedTimeline, Diagnosis, KernelFinding, RankedKernel,
 from .verdicts import KernelVerdict, limit, verdict_rules
 
 T = TypeVar("T")
-#: Rows of a table, and gaps of a timeline.
-SHOWN, _GAPS_SHOWN = 10, 5
-#: The characters of shapes that a table shows.
-_WIDTH = 24
-
-
-def _first_shapes(cell: str) -> str:
-    """Returns the first shapes of a cell, without empty slots."""
-    text = "; ".join(filter(None, cell.split(";")))
-    return text if len(text) <= _WIDTH else f"{text[:_WIDTH]}..."
-
-
-SHAPES = Column("shapes", _first_shapes)
+#: The gaps and stretches of a timeline that are told, and the kernels of the ranking whose verdicts come first.
+GAPS, FIRST = 10, 10
+#: Shapes without the empty slots.
+SHAPES = Column("shapes", lambda cell: "; ".join(filter(None, cell.split(";"))))
 
 
 def chosen(ranking: Sequence[T], rank: int) -> T:
@@ -44,59 +35,67 @@ def chosen(ranking: Sequence[T], rank: int) -> T:
 
 
 def diagnosis_parts(found: Diagnosis) -> Iterator[Part]:
-    """Yields facts, the timeline, verdicts, rules without counters, the ranking, and what to do first."""
-    yield _facts(found)
-    yield peak_fields(found)
-    if not found.table.is_capture:
-        sources = list(found.sources.items())
-        yield Table(("durations", "rows"), sources[:SHOWN], left_out=len(sources[SHOWN:]))
-    yield from _timeline_tables(found)
-    firsts = Counter(found.verdicts.first.tolist())
-    yield Table(
-        ("verdict", "launches" if found.table.is_capture else "rows", Column("time", percent), "first"),
-        [
-            (verdict, count, found.us_of(verdict) / found.kernel_us, firsts[verdict])
-            for verdict, count in found.counts.items()
-        ],
-        title="verdicts",
-    )
-    if untested := found.untested():
-        groups = dict.fromkeys(rule.counters for rule in untested)
-        yield Table(
-            ("counters of", "verdicts"),
-            [(group, ", ".join(rule.verdict for rule in untested if rule.counters == group)) for group in groups],
-            title="not tested, without counters",
-        )
+    """Yields facts, the ranking, verdicts with what to do, the timeline, and what the verdicts rest on."""
+    yield from _facts(found)
     yield _ranking(found)
-    first = dict.fromkeys(each.verdict for each in found.ranking[:SHOWN] if each.verdict is not None)
+    yield _verdicts(found)
+    yield from _timeline_tables(found)
+    if not found.table.is_capture:
+        yield Table(("durations", "rows"), list(found.sources.items()), detail=True)
+    yield peak_fields(found)
+    untested: dict[str, list[str]] = {}
+    for rule in found.untested():
+        untested.setdefault(rule.counters, []).append(rule.verdict)
+    groups = [(counters, ", ".join(verdicts)) for counters, verdicts in untested.items()]
+    yield Table(("counters of", "verdicts"), groups, "not tested, without counters", detail=True)
+
+
+def _verdicts(found: Diagnosis) -> Table:
+    """Returns the verdicts with what to do: those of the first kernels of the ranking lead."""
+    launches = Counter(found.verdicts.first.tolist())
+    first = dict.fromkeys(each.verdict for each in found.ranking[:FIRST] if each.verdict is not None)
     if found.ranking and found.idle_us > found.ranking[0].lost_us:
         first = {KernelVerdict.HOST_BOUND: None, **first}
-    if first:
-        what = [(verdict, verdict_rules()[verdict].advice.what) for verdict in first]
-        yield Table(("verdict", "what to do"), what, title="to do first")
-        yield "--row N shows the rules, cells and APIs of a kernel"
+    counts = found.counts
+    rows = [
+        (
+            *(verdict, counts.get(verdict), found.us_of(verdict) / found.kernel_us, launches[verdict]),
+            verdict_rules()[verdict].advice.what,
+        )
+        for verdict in dict.fromkeys([*first, *counts])
+    ]
+    of = "launches" if found.table.is_capture else "rows"
+    columns = ("verdict", of, Column("time", percent), Column("first", wide=True), "what to do")
+    return Table(columns, rows, "verdicts, and what to do first")
 
 
-def _facts(found: Diagnosis) -> Fields:
+def _facts(found: Diagnosis) -> Iterator[Fields]:
     table, verdicts = found.table, found.verdicts
     counted = "" if table.is_capture else f"counted in {found.counted:,} rows"
     collectives = int(verdicts.is_collective.sum())
-    facts: dict[str, object] = {
-        "device": table.device or None,
-        "rows": None if table.is_capture else int(found.is_kernel.sum()),
-        "launches": (found.kernel_launches, counted) if table.is_capture or found.counted else None,
-        "duration(us)": microseconds(found.kernel_us),
+    yield Fields(
+        {
+            "device": table.device or None,
+            "rows": None if table.is_capture else int(found.is_kernel.sum()),
+            "launches": (found.kernel_launches, counted) if table.is_capture or found.counted else None,
+            "duration(us)": microseconds(found.kernel_us),
+            "idle(us)": microseconds(found.idle_us) if found.timelines else None,
+            "collectives": (collectives, f"{microseconds(found.collective_us)} us, not judged")
+            if collectives
+            else None,
+        },
+        title=str(table.place),
+    )
+    over, over_share = found.memory_over_compute
+    waits = f"waits > {limit(KernelVerdict.HOST_BOUND, 'us'):g} us"
+    long_waits = (int(verdicts.long_waits.sum()), f"{percent(verdicts.wait_share)} of the time")
+    facts = {
         "joined": table.joined or None,
         "left out": table.left_out or None,
-        "collectives, not judged": (collectives, f"{microseconds(found.collective_us)} us") if collectives else None,
+        "mte2 > max(vec, mac)": (over or None, f"{percent(over_share)} of the time"),
+        waits: None if math.isnan(verdicts.wait_share) else long_waits,
     }
-    over, over_share = found.memory_over_compute
-    if over:
-        facts["mte2 > max(vec, mac)"] = (over, f"{percent(over_share)} of the time")
-    if not math.isnan(verdicts.wait_share):
-        waits = f"waits > {limit(KernelVerdict.HOST_BOUND, 'us'):g} us"
-        facts[waits] = (int(verdicts.long_waits.sum()), f"{percent(verdicts.wait_share)} of the time")
-    return Fields(facts, title=str(table.place))
+    yield Fields(facts, "counters and waits", detail=True)
 
 
 def peak_fields(found: Diagnosis) -> Fields:
@@ -110,6 +109,7 @@ def peak_fields(found: Diagnosis) -> Fields:
             "vector cores": peaks.vector_cores and (peaks.vector_cores, peaks.origin_of_cores),
         },
         title=f"peaks: {peaks.origin or 'not known, give --peaks'}",
+        detail=True,
     )
 
 
@@ -127,8 +127,13 @@ def _ranking(found: Diagnosis) -> Table:
         )
         for each in found.ranking
     ]
-    title = "most time lost; all of it counts where the roofline is not known" if known else "most time"
-    return Table(columns, rows[:SHOWN], title, left_out=len(rows[SHOWN:]))
+    of_all = (
+        "; all of it counts where the roofline is not known"
+        if not all(each.lost_is_known for each in found.ranking)
+        else ""
+    )
+    title = f"most time{f' lost{of_all}' if known else ''} (--row N shows all about a kernel)"
+    return Table(columns, rows, title)
 
 
 def _timeline_tables(found: Diagnosis) -> Iterator[Part]:
@@ -142,12 +147,9 @@ def _timeline_tables(found: Diagnosis) -> Iterator[Part]:
         "launch_bound_stretches": ("longest launch-bound stretches", ("launches", "gaps_us", "busy_us", "line")),
     }
     for part, (name, keys) in shown.items():
-        rows = [
-            (each["capture"], *(row[key] for key in keys)) for each in timelines for row in each[part][:_GAPS_SHOWN]
-        ]
+        rows = [(each["capture"], *(row[key] for key in keys)) for each in timelines for row in each[part]]
         columns = [Column(key.replace("_us", "(us)"), _us if key.endswith("_us") else str) for key in keys]
-        if rows:
-            yield Table([several, *columns], rows[:SHOWN], name, left_out=len(rows[SHOWN:]))
+        yield Table([several, *columns], rows, name, detail=True)
     excerpts = [each["capture"] for each in timelines if each["is_excerpt"]]
     yield from (f"{capture} is an excerpt: gaps are of missing rows" for capture in excerpts)
 
@@ -169,8 +171,8 @@ def timeline_as_json(found: Diagnosis, of: CapturedTimeline) -> dict[str, Any]:
         "span_us": float(of.launches[["busy_us", "idle_us"]].to_numpy().sum()),
         "phases": of.times("phase").to_dict("records"),
         "steps": of.times("step").to_dict("records"),
-        "gaps": placed(of.longest_gaps(SHOWN)),
-        "launch_bound_stretches": placed(of.launch_bound_stretches(SHOWN)),
+        "gaps": placed(of.longest_gaps(GAPS)),
+        "launch_bound_stretches": placed(of.launch_bound_stretches(GAPS)),
     }
 
 
@@ -206,7 +208,7 @@ def launch_slices(found: Diagnosis) -> Iterator[TraceSlice]:
 
 
 def kernel_parts(found: Diagnosis, ranked: RankedKernel) -> Iterator[Part]:
-    """Yields everything about one kernel of the ranking: cells, verdicts with rule and source, advice with API."""
+    """Yields everything about one kernel of the ranking: its verdicts with rule, advice and APIs; counters, cells."""
     line = ranked.line
     cells = found.table.frame.iloc[line]
     share = float(found.shares.share[line])
@@ -218,27 +220,26 @@ def kernel_parts(found: Diagnosis, ranked: RankedKernel) -> Iterator[Part]:
             "time(us)": (microseconds(ranked.duration_us), f"{percent(ranked.share)} of all"),
             "lost(us)": (microseconds(ranked.lost_us), "" if ranked.lost_is_known else "at most"),
             "roofline": None if math.isnan(share) else (percent(share), found.shares.bound(line)),
+            "shapes": SHAPES.text(ranked.shapes),
+            "longest launch" if found.table.is_capture else "row": found.place(line),
+            "source": None if found.table.is_capture else origin_text(ranked.captured, ranked.device, ranked.by),
         },
         title=f"{ranked.rank} {ranked.kernel_type}",
     )
-    yield Fields(
-        {
-            "longest launch" if found.table.is_capture else "row": found.place(line),
-            "source": None if found.table.is_capture else origin_text(ranked.captured, ranked.device, ranked.by),
-            **{name: str(cell) for name in names if (cell := cells.get(name, "")) != "" and cell == cell},
-        }
-    )
-    yield from (_finding(each, found.table.device) for each in found.findings(line))
+    for number, each in enumerate(found.findings(line)):
+        yield _finding(each, found.table.device, detail=number > 0)
+    told = {name: str(cell) for name in names if (cell := cells.get(name, "")) != "" and cell == cell}
+    yield Fields(told, "cells", detail=True)
     ideals = [(name, value, ideal) for name, (value, ideal) in found.ideals(line).items()]
     counters = [(name, value, "") for name, value in found.counters(line).items()]
     yield Table(("counter", "value", "ideal of the article"), [*ideals, *counters])
 
 
-def _finding(finding: KernelFinding, device: str) -> Fields:
+def _finding(finding: KernelFinding, device: str, *, detail: bool) -> Fields:
     rule = finding.rule
     cells = {name: cell if isinstance(cell, str) else f"{cell:.6g}" for name, cell in finding.cells.items()}
     do = {"do": rule.advice.what, **rule.advice.apis_of(device), "article": rule.advice.document or None}
-    return Fields({**cells, "rule": rule.test, "source": rule.source, **do}, str(rule.verdict))
+    return Fields({**cells, "rule": rule.test, "source": rule.source, **do}, str(rule.verdict), detail)
 
 
 def diagnosis_as_json(found: Diagnosis) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass, field, replace
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Literal
@@ -110,10 +111,16 @@ class ShapeProbe:
             if getattr(start, name) % unit:
                 raise OpAtlasError(f"--start: {name} must be a multiple of {unit} in {self.weight_format}")
         axes = {axis: range(units.get(axis, 1), getattr(most, axis) + 1, units.get(axis, 1)) for axis in AXES}
-        search = ShapeSearch(self._try, axes, lambda: time.monotonic() >= end)
-        with progress(f"probe, cases, at most {budget_s:g} s", None) as self._advance:
+        with progress(f"probe, cases, at most {budget_s:g} s", None) as advance:
+
+            def accepts(shape: MoeShape) -> bool:
+                if time.monotonic() >= end:
+                    raise OutOfTime
+                advance(1)
+                return self._try(shape)
+
             try:
-                search.run(start, random_cases)
+                search(accepts, axes, start, random_cases)
             except KeyboardInterrupt:
                 print_note("interrupted: the results so far are kept")
         told = {**asdict(self.kernel), "format": self.weight_format, "start": asdict(start), "most": asdict(most)}
@@ -137,10 +144,8 @@ class ShapeProbe:
         if outcome.status is Status.SKIPPED:
             # A precondition of all cases is missing.
             raise OpAtlasError(outcome.reason)
-        trial = Trial(self.kernel, shape, not self.trials, outcome.status, outcome.reason, self.run_id)
-        self.trials.append(trial)
-        self._advance(1)
-        return trial.accepted
+        self.trials.append(Trial(self.kernel, shape, not self.trials, outcome.status, outcome.reason, self.run_id))
+        return self.trials[-1].accepted
 
     def _cells(self, shape: MoeShape) -> dict[str, str]:
         m, h, n, experts, k = astuple(shape)
@@ -163,82 +168,63 @@ class ShapeProbe:
         return f"{experts},{columns // block_columns},{rows // block_rows},{block_rows},{block_columns}"
 
 
-class _OutOfTime(Exception):
-    """The time limit of the search has passed. The results so far are kept."""
+class OutOfTime(Exception):
+    """The time limit of a search has passed. The results so far are kept."""
 
 
-@dataclass
-class ShapeSearch:
-    """Searches the limits of a kernel's sizes, and remembers the answers.
+def search(accepts: Callable[[MoeShape], bool], axes: Mapping[str, range], base: MoeShape, random_cases: int) -> None:
+    """Tries a case, its sizes one at a time, the largest and the smallest ones together, and random ones between.
 
-    Attributes:
-        accepts: tells whether the kernel accepts a case; called at most once for each case.
+    Args:
+        accepts: tells whether the kernel accepts a case; called at most once for each. Ends the search by OutOfTime.
         axes: the sizes of each axis that may be tried.
-        is_over: returns whether the search has to stop.
     """
+    tried = cache(accepts)
+    with suppress(OutOfTime):
+        if not tried(base):
+            return
+        ranges = {
+            name: _accepted(partial(_with_size, tried, base, name), axes[name], getattr(base, name)) for name in AXES
+        }
+        drawn = random.Random(0)
+        tried(MoeShape(**{name: sizes[-1] for name, sizes in ranges.items()}))
+        tried(MoeShape(**{name: sizes[0] for name, sizes in ranges.items()}))
+        for _ in range(random_cases):
+            tried(MoeShape(**{name: drawn.choice(sizes) for name, sizes in ranges.items()}))
 
-    accepts: Callable[[MoeShape], bool]
-    axes: Mapping[str, range]
-    is_over: Callable[[], bool]
-    known: dict[MoeShape, bool] = field(default_factory=dict)
 
-    def run(self, base: MoeShape, random_cases: int) -> None:
-        """Tries a case, its sizes one at a time, the largest and the smallest ones together, and random ones between.
+def _with_size(tried: Callable[[MoeShape], bool], base: MoeShape, name: str, size: int) -> bool:
+    return tried(replace(base, **{name: size}))
 
-        It ends when all of them are tried, or `is_over` returns True.
-        """
-        with suppress(_OutOfTime):
-            if not self._try(base):
-                return
-            ranges = {axis: self._along(base, axis) for axis in AXES}
-            drawn = random.Random(0)
-            self._try(MoeShape(**{name: sizes[-1] for name, sizes in ranges.items()}))
-            self._try(MoeShape(**{name: sizes[0] for name, sizes in ranges.items()}))
-            for _ in range(random_cases):
-                self._try(MoeShape(**{name: drawn.choice(sizes) for name, sizes in ranges.items()}))
 
-    def _along(self, base: MoeShape, name: str) -> range:
-        """Returns the accepted sizes of one axis as a range: smallest, largest, and the step between accepted sizes."""
-        axis, middle = self.axes[name], getattr(base, name)
+def _accepted(accepts: Callable[[int], bool], axis: range, middle: int) -> range:
+    """Returns the accepted sizes of one axis as a range: smallest, largest, and the step between accepted sizes."""
+    step = axis.step
+    while middle + step < axis.stop and not accepts(middle + step):
+        step *= 2
+        if step > middle:
+            # No size up to twice the middle tells the step, so that smaller sizes are not tried.
+            step = middle
+            break
+    high = _last(accepts, middle, step, axis.stop - 1)
+    low = _last(accepts, middle, -step, axis.start)
+    return range(low, high + 1, step)
 
-        def accepts(size: int) -> bool:
-            return self._try(replace(base, **{name: size}))
 
-        step = axis.step
-        while middle + step < axis.stop and not accepts(middle + step):
-            step *= 2
-            if step > middle:
-                # No size up to twice the middle tells the step, so that smaller sizes are not tried.
-                step = middle
-                break
-        high = self._last(middle, step, axis.stop - 1, accepts)
-        low = self._last(middle, -step, axis.start, accepts)
-        return range(low, high + 1, step)
-
-    def _last(self, start: int, step: int, end: int, accepts: Callable[[int], bool]) -> int:
-        """Returns the last accepted size from `start` towards `end`: growing strides, then bisection."""
-        most = abs(end - start) // abs(step)
-        good, stride, bad = 0, 1, most + 1
-        while good < most:
-            reach = min(good + stride, most)
-            if not accepts(start + reach * step):
-                bad = reach
-                break
-            good, stride = reach, stride * 2
-        while bad <= most and bad - good > 1:
-            half = (good + bad) // 2
-            if accepts(start + half * step):
-                good = half
-            else:
-                bad = half
-        return start + good * step
-
-    def _try(self, shape: MoeShape) -> bool:
-        if shape not in self.known:
-            if self.is_over():
-                raise _OutOfTime
-            self.known[shape] = self.accepts(shape)
-        return self.known[shape]
+def _last(accepts: Callable[[int], bool], start: int, step: int, end: int) -> int:
+    """Returns the last accepted size from `start` towards `end`: growing strides, then bisection."""
+    most = abs(end - start) // abs(step)
+    good, stride, bad = 0, 1, most + 1
+    while good < most:
+        reach = min(good + stride, most)
+        if not accepts(start + reach * step):
+            bad = reach
+            break
+        good, stride = reach, stride * 2
+    while bad <= most and bad - good > 1:
+        half = (good + bad) // 2
+        good, bad = (half, bad) if accepts(start + half * step) else (good, half)
+    return start + good * step
 
 
 #: The sizes of a large model in decoding, which every known version accepts.

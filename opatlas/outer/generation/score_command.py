@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,22 +19,17 @@ from opatlas.row.location import default_database_of
 from opatlas.show.result import Column, Fields, Part, Result, Table
 from opatlas.text import suggest
 
-from .figures import (
+from .experiment import (
     ErrorGroup,
-    ErrorShare,
+    Experiment,
     Figures,
-    PassRate,
-    Selection,
-    Selector,
-    Strategy,
-    StrategyResult,
     error_group,
     error_shares,
+    figures,
     figures_by,
-    speed_ups,
-    strategy_results,
+    read_experiment,
 )
-from .outcomes import Experiment, TaskOutcome, read_experiment
+from .selection import Selector, Strategy, strategy_results
 
 #: The operators of a suite that are shown.
 _SHOWN = 20
@@ -47,7 +42,7 @@ _STRATEGIES = {
     Strategy.ROUTE: "routed: C as it ran",
 }
 
-#: The columns of the tables, by what they show of a line: its attributes, with those of the pass rate.
+#: The columns of the tables, by what they show of a line, with those of its pass rate.
 _COLUMNS: Mapping[str, Column] = {
     "group": Column("set"),
     "model": Column("model"),
@@ -108,11 +103,11 @@ def _suite_result(path: Path) -> Result:
     found = read_score(Database(path), Database(baseline) if baseline is not None else None)
     if not found.cases:
         raise OpAtlasError(f"{path}: has no case of a suite: `opatlas bench --suite opinfo` adds them")
-    tried = [each for each in found.operators if each.was_tried]
-    tried.sort(key=lambda each: (each.is_right, each.speed_up or 0.0, each.operator))
+    tried = [each for each in found.operators if each["tried"]]
+    tried.sort(key=lambda each: (each["is_right"], each["speed_up"] or 0.0, each["operator"]))
     operators = Table(
         ("operator", "right cases", "cases", Column("speed-up", ratio)),
-        [(each.operator, each.right, each.cases, each.speed_up) for each in tried[:_SHOWN]],
+        [tuple(each[name] for name in ("operator", "right", "cases", "speed_up")) for each in tried[:_SHOWN]],
         title="operators, the worst first",
         left_out=len(tried[_SHOWN:]),
     )
@@ -128,7 +123,7 @@ def _suite_result(path: Path) -> Result:
         "faster_operators": found.faster(FAST[0]),
         "statuses": dict(found.statuses),
         "by_operator": [
-            {"operator": each.operator, "cases": each.cases, "right_cases": each.right, "speed_up": each.speed_up}
+            {name.replace("right", "right_cases"): each[name] for name in ("operator", "cases", "right", "speed_up")}
             for each in found.operators
         ],
     }
@@ -144,25 +139,10 @@ def _is_of_suite(path: Path) -> bool:
     return any(is_folder(file.stem) for file in path.glob("*.csv"))
 
 
-@dataclass(frozen=True)
-class ExperimentReport:
-    """The tables of an experiment.
-
-    Attributes:
-        task_sets, complexities: figures of each model, by sets of tasks and by complexity.
-        classes, groups: shares of errors, the latter of the failed attempts and tasks.
-        speed_ups: of all models and of each.
-        selection: the model to choose for each complexity.
-        strategies: results of strategies.
-    """
-
-    task_sets: Sequence[Figures]
-    complexities: Sequence[Figures]
-    classes: Sequence[ErrorShare]
-    groups: Sequence[ErrorShare]
-    speed_ups: Sequence[Figures]
-    selection: Sequence[Selection]
-    strategies: Sequence[StrategyResult]
+#: The tables of an experiment: task_sets and complexities (figures of each model), classes and groups (shares of
+#: errors, the latter of the failed attempts and tasks), speed_ups, selection (the model to choose for each complexity),
+#: strategies.
+ExperimentReport = Mapping[str, Sequence[Figures]]
 
 
 def make_report(experiment: Experiment, baseline: str = "") -> ExperimentReport:
@@ -179,115 +159,95 @@ def make_report(experiment: Experiment, baseline: str = "") -> ExperimentReport:
             f"--baseline {baseline}: no attempt has this model{suggest(baseline, experiment.models)}: give one of "
             f"{', '.join(experiment.models)}"
         )
-    of = experiment.complexities
-    return ExperimentReport(
-        task_sets=figures_by(experiment, [*experiment.task_sets, None], lambda task: task.task_set),
-        complexities=figures_by(experiment, sorted(set(of.values())), of.__getitem__),
-        classes=error_shares(experiment, lambda attempt: attempt.judgement.error_class, ErrorClass),
-        groups=error_shares(experiment, error_group, ErrorGroup),
-        speed_ups=speed_ups(experiment),
-        selection=Selector(experiment).table(),
-        strategies=strategy_results(experiment, baseline),
-    )
+    return {
+        "task_sets": figures_by(experiment, "task_set", [*experiment.task_sets, None]),
+        "complexities": figures_by(experiment, "complexity", sorted(set(experiment.complexities.values()))),
+        "classes": error_shares(experiment, lambda attempt: attempt.judgement.error_class, ErrorClass),
+        "groups": error_shares(experiment, error_group, ErrorGroup),
+        "speed_ups": [figures(experiment.outcomes), *(figures(own, model) for model, own in experiment.by_model())],
+        "selection": Selector(experiment).table(),
+        "strategies": strategy_results(experiment, baseline),
+    }
 
 
 def report_as_json(experiment: Experiment, report: ExperimentReport) -> Mapping[str, object]:
     """Returns the runs, all tables, and the outcome of each task, as msgspec encodes them."""
+    outcomes = experiment.outcomes.drop(columns="asked").astype(object)
     return {
-        "folders": [{**vars(run), "outcomes": len(run.outcomes)} for run in experiment.runs],
-        "tasks": len(experiment.tasks),
+        "folders": [
+            {"path": run.path, "outcomes": len(run.loops), "attempts": run.attempts, "torn": run.torn}
+            for run in experiment.runs
+        ],
+        "tasks": len(experiment.complexities),
         "common_tasks": len(experiment.common_tasks),
-        **vars(report),
-        "outcomes": [_outcome(experiment, outcome) for outcome in experiment.all_outcomes()],
-    }
-
-
-def _outcome(experiment: Experiment, outcome: TaskOutcome) -> dict[str, object]:
-    judgement = outcome.final.judgement
-    return {
-        "model": outcome.model,
-        **outcome.task._asdict(),
-        "complexity": experiment.complexities[outcome.task],
-        **{name: getattr(outcome, name) for name in ("passed", "passed_first", "fixes", "level", "speed_up")},
-        **{name: getattr(judgement, name) for name in ("error_class", "sub_class", "within_1e3", "duration_us")},
-        "kernel_share": judgement.kernel_share,
-        **{name: getattr(outcome, name) for name in ("cost_usd", "generation_s", "run_s", "tokens")},
-        "candidate": outcome.final.candidate,
-        "notes": "; ".join(judgement.notes),
+        **report,
+        "outcomes": outcomes.where(outcomes.notna(), None).to_dict("records"),
     }
 
 
 def _parts(experiment: Experiment, report: ExperimentReport) -> Iterator[Part]:
     yield Fields(_counts(experiment))
-    figures = sorted(report.task_sets, key=lambda each: (each.group is None, each.group, -(each.passed.rate or 0)))
-    of_all = [each for each in figures if each.group is None]
     several = len(experiment.task_sets) > 1
+    rank = {name: at for at, name in enumerate([*experiment.task_sets, None])}
+    lines = sorted(report["task_sets"], key=lambda each: (rank[each["group"]], -(each["passed"]["rate"] or 0)))
+    of_all = [each for each in lines if each["group"] is None]
     names = f"{'group ' * several}model passed of rate low high passed_first fixes"
-    yield _table("passed tasks", figures if several else of_all, names)
+    yield _table("passed tasks", lines if several else of_all, names)
     costs = "cost_usd cost_per_pass_usd generation_s run_s"
     yield _table("costs of all tasks", of_all, f"model {costs} tokens")
     yield _by_complexity(experiment, report)
-    for title, shares in (("error classes", report.classes), ("groups of errors, of what failed", report.groups)):
-        found = sorted((each for each in shares if each.model is None), key=lambda each: -each.attempts)
+    for title, name in (("error classes", "classes"), ("groups of errors, of what failed", "groups")):
+        found = sorted((each for each in report[name] if each["model"] is None), key=lambda each: -each["attempts"])
         yield _table(title, found, "error attempts attempts_share tasks tasks_share")
     fast = " ".join(f"{p:g}" for p in FAST)
-    yield _table("speed-ups of the passed tasks", report.speed_ups, f"model passed timed own geometric_mean {fast}")
-    if report.selection:
-        yield _table(
-            "model to choose, with the mean cost of a task",
-            report.selection,
-            "complexity model passed of rate lower_bound cost_usd",
-        )
-    if report.strategies:
-        title = f"strategies, at the {len(experiment.common_tasks):,} tasks that all models tried"
-        yield _table(title, report.strategies, f"strategy passed of rate low high {costs}")
-        chosen = [
-            (each.strategy, model, tasks, tasks / each.passed.of, each.passed_by_model[model])
-            for each in report.strategies
-            for model, tasks in each.models.items()
-        ]
-        columns = (_COLUMNS["strategy"], "model", "tasks", Column("share", percent), "passed")
-        yield Table(columns, chosen, title="models that they choose")
+    yield _table("speed-ups of the passed tasks", report["speed_ups"], f"model passed timed own geometric_mean {fast}")
+    if report["selection"]:
+        title = "model to choose, with the mean cost of a task"
+        yield _table(title, report["selection"], "complexity model passed of rate lower_bound cost_usd")
+    title = f"strategies, at the {len(experiment.common_tasks):,} tasks that all models tried"
+    yield _table(title, report["strategies"], f"strategy passed of rate low high {costs}")
+    chosen = [
+        (each["strategy"], model, tasks, tasks / each["passed"]["of"], each["passed_by_model"][model])
+        for each in report["strategies"]
+        for model, tasks in each["models"].items()
+    ]
+    columns = (_COLUMNS["strategy"], "model", "tasks", Column("share", percent), "passed")
+    yield Table(columns, chosen, title="models that they choose")
 
 
-def _table(title: str, lines: Iterable[Any], names: str) -> Table:
+def _table(title: str, lines: Iterable[Figures], names: str) -> Table:
     """Returns a table of lines; a line is of all models, sets or complexities where it names none."""
     columns, rows = names.split(), []
     for line in lines:
-        values = {**vars(line), **getattr(line, "fast", {})}
-        if isinstance(rate := values.get("passed"), PassRate):
-            values |= vars(rate)
+        values = {**line, **line.get("fast", {}), **line.get("passed", {})}
         rows.append([_ALL if values[name] is None and name in _OF_ALL else values[name] for name in columns])
     return Table([_COLUMNS[name] for name in columns], rows, title=title)
 
 
 def _counts(experiment: Experiment) -> dict[str, Any]:
-    outcomes = list(experiment.all_outcomes())
-    free = [model for model, of in experiment.outcomes.items() if not any(each.cost_usd for each in of.values())]
+    attempts = [attempt for loop in experiment.loops.values() for attempt in loop]
+    free = [model for model, own in experiment.by_model() if not own["cost_usd"].any()]
     irregular = {
         "lines cut off": sum(run.torn for run in experiment.runs),
-        "attempts with estimated tokens": sum(
-            each.tokens_estimated for outcome in outcomes for each in outcome.attempts
-        ),
-        **{f"not tried by {model}": len(experiment.tasks) - len(of) for model, of in experiment.outcomes.items()},
+        "attempts with estimated tokens": sum(each.tokens_estimated for each in attempts),
+        **{f"not tried by {model}": len(experiment.complexities) - len(own) for model, own in experiment.by_model()},
     }
     return {
         "runs": len(experiment.runs),
-        "attempts": sum(len(outcome.attempts) for outcome in outcomes),
+        "attempts": len(attempts),
         "models": len(experiment.models),
-        "tasks": (len(experiment.tasks), ", ".join(experiment.task_sets)),
+        "tasks": (len(experiment.complexities), ", ".join(experiment.task_sets)),
         **{name: count or None for name, count in irregular.items()},
         "without a price": (len(free), ", ".join(free)) if free else None,
     }
 
 
 def _by_complexity(experiment: Experiment, report: ExperimentReport) -> Table:
-    groups = dict.fromkeys(each.group for each in report.complexities)
-    rates = {(each.model, each.group): each.passed.rate for each in report.complexities}
-    tasks = [sum(of == group for of in experiment.complexities.values()) for group in groups]
-    names = [f"{group or 'none'} of {count:,}" for group, count in zip(groups, tasks, strict=True)]
+    rates = {(each["model"], each["group"]): each["passed"]["rate"] for each in report["complexities"]}
+    tasks = Counter(experiment.complexities.values())
+    names = [f"{group or 'none'} of {tasks[group]:,}" for group in sorted(tasks)]
     return Table(
         ("model", *(Column(name, percent) for name in names)),
-        [(model, *(rates[model, group] for group in groups)) for model in experiment.models],
+        [(model, *(rates[model, group] for group in sorted(tasks))) for model in experiment.models],
         title="pass rate by complexity",
     )

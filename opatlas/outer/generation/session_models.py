@@ -22,10 +22,10 @@ from opatlas.text import first_line
 
 from .attempts import AttemptLog, LoopTask, ModelAttempt, RepairLoop, StopReason
 from .endpoint import ChatAnswer, ChatRequest, Endpoint, EndpointError, RecordedAnswers, model_folder
-from .figures import ROUTED, Route, figures_by, route_of
+from .experiment import Experiment, TaskName, figures, run_of
 from .models_file import LANGUAGE_OF_KIND, KernelLanguage, ModelsFile, read_models
-from .outcomes import Experiment, TaskName, run_of
 from .prompt import Prompts
+from .selection import ROUTED, Route, route_of
 
 #: The folder of attempts and candidates in the database of tasks; a folder for each language lies in it.
 GENERATED = "generated"
@@ -98,17 +98,12 @@ class ModelSettings:
     def scores(self, folder: Path) -> Iterator[Table]:
         """Yields what the attempts in a folder achieved, in all sessions, for each model. Raises OpAtlasError."""
         experiment = Experiment([run_of(folder, AttemptLog(folder).all())]).of_models(self.models.values())
-        rows = [
-            (
-                each.model,
-                each.passed.of,
-                each.passed.passed,
-                each.passed_first,
-                each.passed.of + each.fixes,
-                each.cost_usd,
-            )
-            for each in figures_by(experiment, [None], str)
-        ]
+        rows = []
+        for model, own in experiment.by_model():
+            found = figures(own)
+            passed = found["passed"]
+            attempts = passed["of"] + found["fixes"]
+            rows.append((model, passed["of"], passed["passed"], found["passed_first"], attempts, found["cost_usd"]))
         if rows:
             cost = Column("cost($)", "{:.4f}".format)
             columns = ("model", "tasks", "passed", "at the first attempt", "attempts", cost)

@@ -35,9 +35,8 @@ from opatlas.outer.judging.judgement import (
     sentenced,
 )
 from opatlas.outer.judging.memory import Purpose
-from opatlas.outer.judging.process_guard import ProcessGuard
 from opatlas.outer.judging.rules import CandidateSource
-from opatlas.outer.judging.trial import CandidateTrial, ClaimingRule, Constructed, LiveInputs
+from opatlas.outer.judging.trial import CandidateTrial, ClaimingRule, Constructed, LiveInputs, ProcessGuard
 from opatlas.row.errors import MissingPrecondition, OutOfMemory, ReplayError, Unsupported
 from opatlas.row.location import public_version
 from opatlas.row.record import Execution

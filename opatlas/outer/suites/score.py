@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 from opatlas.ask.compare.comparison import FAST
@@ -24,86 +23,32 @@ from opatlas.text import parse_whole
 _RIGHT, _WITHOUT = frozenset({Status.MEASURED, Status.CHECKED}), frozenset({None, Status.UNSUPPORTED, Status.SKIPPED})
 
 
-@dataclass(frozen=True)
-class OperatorScore:
-    """The cases of one operator.
+class SuiteScore:
+    """The score of all operators of a database, those without a kernel included.
 
     Attributes:
-        operator: its overload ("add.Tensor").
-        statuses: the number of cases by status; None for those that never ran.
-        torchs: the number of right cases whose kernel only calls torch, which is right in any case.
-        speed_up: the geometric mean over the cases of torch's duration as a multiple of that of the kernel, weighted by
-            how often models make the call; None without durations, and unless the kernel is right in all cases.
+        operators: a line for each: `operator` ("add.Tensor"); the numbers of its `cases`, of those that a kernel of its
+            own gets `right`, and of those right ones whose kernel only calls torch (`torchs`); whether there was a
+            kernel (`tried`), and one of its own is right in all cases (`is_right`); `speed_up`: the geometric mean over
+            the cases of torch's duration as a multiple of that of the kernel, weighted by how often models make the
+            call; None without durations, and unless the kernel is right.
+        statuses: the number of cases by status.
+        cases, right, torchs, right_operators: sums.
+        speed_up: the geometric mean over the operators with a speed-up; None if there is none.
     """
 
-    operator: str
-    statuses: Mapping[Status | None, int]
-    torchs: int
-    speed_up: float | None
-
-    @property
-    def cases(self) -> int:
-        """The number of cases, those without a kernel included."""
-        return sum(self.statuses.values())
-
-    @property
-    def right(self) -> int:
-        """The number of cases that a kernel of its own gets right."""
-        return sum(self.statuses.get(each, 0) for each in _RIGHT) - self.torchs
-
-    @property
-    def is_right(self) -> bool:
-        """Whether a kernel of its own is right in all cases."""
-        return 0 < self.right == self.cases
-
-    @property
-    def was_tried(self) -> bool:
-        """Whether there was a kernel for a case."""
-        return bool(self.statuses.keys() - _WITHOUT)
-
-
-@dataclass(frozen=True)
-class SuiteScore:
-    """The score of all operators of a database, those without a kernel included."""
-
-    operators: Sequence[OperatorScore] = field(default_factory=list)
-
-    @property
-    def cases(self) -> int:
-        """The number of cases."""
-        return sum(each.cases for each in self.operators)
-
-    @property
-    def right(self) -> int:
-        """The number of cases that kernels of their own get right."""
-        return sum(each.right for each in self.operators)
-
-    @property
-    def torchs(self) -> int:
-        """The number of right cases whose kernel only calls torch."""
-        return sum(each.torchs for each in self.operators)
-
-    @property
-    def right_operators(self) -> int:
-        """The number of operators of which a kernel of its own is right in all cases."""
-        return sum(each.is_right for each in self.operators)
-
-    @property
-    def statuses(self) -> Mapping[str, int]:
-        """The number of cases by status."""
-        found = Counter[str]()
-        for each in self.operators:
-            found.update({str(status or "not run"): count for status, count in each.statuses.items()})
-        return found
-
-    @property
-    def speed_up(self) -> float | None:
-        """The geometric mean over the operators with a speed-up; None if there is none."""
-        return mean_of([each.speed_up for each in self.operators if each.speed_up is not None]).ratio
+    def __init__(self, operators: Sequence[Mapping[str, Any]], statuses: Mapping[str, int]) -> None:
+        self.operators, self.statuses = operators, statuses
+        names = ("cases", "right", "torchs", "is_right")
+        self.cases, self.right, self.torchs, self.right_operators = (
+            sum(each[name] for each in operators) for name in names
+        )
+        self._speed_ups = [each["speed_up"] for each in operators if each["speed_up"] is not None]
+        self.speed_up = mean_of(self._speed_ups).ratio
 
     def faster(self, least: float) -> int:
         """Returns the number of operators of which all cases are right and whose speed-up is above `least`."""
-        return sum(each.is_right and (each.speed_up or 0.0) > least for each in self.operators)
+        return sum(each > least for each in self._speed_ups)
 
     def figures(self) -> dict[str, Any]:
         """Returns what `opatlas.show.Fields` shows of the score."""
@@ -118,8 +63,7 @@ class SuiteScore:
         if self.torchs:
             found["torch's own"] = (self.torchs, "right cases whose kernel only calls torch")
         if self.speed_up is not None:
-            timed = sum(each.speed_up is not None for each in self.operators)
-            found["speed-up"] = (ratio(self.speed_up), f"geometric mean of {timed:,} operators")
+            found["speed-up"] = (ratio(self.speed_up), f"geometric mean of {len(self._speed_ups):,} operators")
             found |= {f"perf@{p:g}": share(self.faster(p), len(self.operators)) for p in FAST}
         return found
 
@@ -135,7 +79,8 @@ def read_score(database: Database, baseline: Database | None, kernel_types: Cont
     Raises:
         OpAtlasError: a file cannot be read.
     """
-    operators = []
+    operators: list[dict[str, Any]] = []
+    told = Counter[str]()
     for name in filter(is_folder, database.kernel_types()):
         if kernel_types is not None and name not in kernel_types:
             continue
@@ -153,14 +98,23 @@ def read_score(database: Database, baseline: Database | None, kernel_types: Cont
             if status in _RIGHT and case in torchs and (us := valid_duration(cell)) is not None
         ]
         total = sum(count for _, count in logs)
-        speed_up = math.exp(sum(log * count for log, count in logs) / total) if total else None
-        reasons = column_cells(frame, STATUS_REASON)
-        by_torch = sum(
-            status in _RIGHT and TORCH_WORKS in reason for status, reason in zip(statuses, reasons, strict=True)
+        reasons = zip(statuses, column_cells(frame, STATUS_REASON), strict=True)
+        by_torch = sum(status in _RIGHT and TORCH_WORKS in reason for status, reason in reasons)
+        right = sum(status in _RIGHT for status in statuses) - by_torch
+        is_right = 0 < right == len(statuses)
+        operators.append(
+            {
+                "operator": overload_of(name),
+                "cases": len(statuses),
+                "right": right,
+                "torchs": by_torch,
+                "tried": bool(set(statuses) - _WITHOUT),
+                "is_right": is_right,
+                "speed_up": math.exp(sum(log * count for log, count in logs) / total) if total and is_right else None,
+            }
         )
-        operator = OperatorScore(overload_of(name), Counter(statuses), by_torch, speed_up)
-        operators.append(operator if operator.is_right else replace(operator, speed_up=None))
-    return SuiteScore(operators)
+        told.update(str(status or "not run") for status in statuses)
+    return SuiteScore(operators, told)
 
 
 def _durations(kernel_type: str, database: Database | None) -> dict[str, float]:

@@ -110,7 +110,7 @@ _SHOWN = 60
 _MOST_ELEMENTS = 1 << 48
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TensorText:
     """A tensor of a text.
 
@@ -136,19 +136,18 @@ class TensorText:
         digits = "".join(filter(str.isdigit, self.dtype))
         return self.extent * (_BYTES.get(self.dtype) or int(digits) // 8)
 
-    def __str__(self) -> str:
-        name = ABBREVIATIONS.get(self.dtype, f"torch.{self.dtype}")
-        stride = "" if self.stride is None else f", stride={_list(self.stride, '()')}"
-        return f"T([{', '.join(map(str, self.shape))}], {name}{stride})"
+    def __repr__(self) -> str:
+        stride = "" if self.stride is None else f", stride={self.stride}"
+        return f"T({list(self.shape)}, {TorchConstant(self.dtype)}{stride})"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TorchConstant:
     """A dtype, layout or memory format of torch by its name ("float16", "strided")."""
 
     name: str
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return ABBREVIATIONS.get(self.name, f"torch.{self.name}")
 
 
@@ -164,8 +163,7 @@ class ArgumentsText:
         yield from _tensors([*self.positional, *self.keywords.values()])
 
     def __str__(self) -> str:
-        keywords = ", ".join(f"{name!r}: {_write(value)}" for name, value in self.keywords.items())
-        return f"({_write(tuple(self.positional))}, {{{keywords}}})"
+        return repr((tuple(self.positional), dict(self.keywords)))
 
 
 def read_arguments(text: str) -> ArgumentsText:
@@ -251,19 +249,6 @@ def _tensors(value: Any) -> Iterator[TensorText]:
     elif isinstance(value, (list, tuple)):
         for item in value:
             yield from _tensors(item)
-
-
-def _write(value: Any) -> str:
-    if isinstance(value, (TensorText, TorchConstant)):
-        return str(value)
-    if isinstance(value, (list, tuple)):
-        return _list(list(map(_write, value)), "[]" if isinstance(value, list) else "()")
-    return repr(value)
-
-
-def _list(items: list[Any] | tuple[Any, ...], brackets: str) -> str:
-    comma = "," if len(items) == 1 and brackets == "()" else ""
-    return f"{brackets[0]}{', '.join(map(str, items))}{comma}{brackets[1]}"
 
 
 def _short(text: str) -> str:

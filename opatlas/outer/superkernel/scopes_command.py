@@ -286,7 +286,12 @@ def compare_scopes(old: Path, new: Path) -> Result:
 
 
 def _commands(names: Sequence[str]) -> Table:
-    return Table(("check", "passed if", "command"), [(name, *CHECKS[name]) for name in names], "to check by a command")
+    return Table(
+        ("check", "passed if", "command"),
+        [(name, *CHECKS[name]) for name in names],
+        "to check by a command",
+        detail=True,
+    )
 
 
 def _parts(timeline: LaunchTimeline, analysis: ScopeAnalysis, advice: ScopeAdvice) -> Iterator[Part]:
@@ -303,6 +308,11 @@ def _parts(timeline: LaunchTimeline, analysis: ScopeAnalysis, advice: ScopeAdvic
         },
         title=str(timeline.path),
     )
+    yield _scopes(analysis)
+    yield from (f"refused: {refusal}" for refusal in analysis.refusals)
+    yield from (f"note: {note}" for note in analysis.notes)
+    if not analysis.refusals:
+        yield from _advice(advice)
     us, gaps, capped = bound.duration_us or 1.0, bound.gaps_us, bound.capped_us
     yield Fields(
         {
@@ -313,27 +323,24 @@ def _parts(timeline: LaunchTimeline, analysis: ScopeAnalysis, advice: ScopeAdvic
             f"less {SYNC_US:g} us for each": (microseconds(bound.saved_us), percent(bound.ceiling)),
         },
         title="upper bound, between collectives, AI CPU kernels, other streams and steps",
+        detail=True,
     )
     cuts = [(cut.reason, cut.count, _first_types(cut.kernel_types)) for cut in analysis.cuts]
-    yield Table(("reason", "count", "kernel types"), cuts, title="what splits a SuperKernel")
-    if analysis.layers:
-        layers = [(kind.layers / analysis.steps, len(kind.kernel_types)) for kind in analysis.layers]
-        yield Table(("layers in a step", "kernels of each"), layers)
-    if analysis.module_shares:
-        yield Table(("module", Column("share of time", percent)), list(analysis.module_shares.items()))
-    yield _scopes(analysis)
-    yield from (f"note: {note}" for note in analysis.notes)
-    yield from (f"refused: {refusal}" for refusal in analysis.refusals)
-    if analysis.refusals:
-        return
+    yield Table(("reason", "count", "kernel types"), cuts, title="what splits a SuperKernel", detail=True)
+    layers = [(kind.layers / analysis.steps, len(kind.kernel_types)) for kind in analysis.layers]
+    yield Table(("layers in a step", "kernels of each"), layers, detail=True)
+    shares = list(analysis.module_shares.items())
+    yield Table(("module", Column("share of time", percent)), shares, detail=True)
+
+
+def _advice(advice: ScopeAdvice) -> Iterator[Part]:
     yield Table((advice.model,), [(answer,) for answer in advice.answers])
     if advice.order:
         yield "\n".join(f"    {line}" for line in advice.snippet)
-        yield Table(("#", "from small to large"), list(enumerate(advice.experiments)))
-        yield Table(("#", "from the top down"), list(enumerate(advice.top_down)))
+        yield Table(("#", "from small to large"), list(enumerate(advice.experiments)), detail=True)
+        yield Table(("#", "from the top down"), list(enumerate(advice.top_down)), detail=True)
         yield _commands(list(CHECKS))
-    if advice.families:
-        yield Table(("if it is", "try"), [(name, each.told) for name, each in advice.families.items()])
+    yield Table(("if it is", "try"), [(name, each.told) for name, each in advice.families.items()], detail=True)
 
 
 def _first_types(kernel_types: Mapping[str, int]) -> str:

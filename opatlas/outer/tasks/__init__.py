@@ -2,6 +2,5 @@
 
 task.py         reads task files without running them; the classes C1 to C4
 task_rows.py    `--tasks`: the rows of tasks, which a process of their own reads, and the candidates in a folder
-model.py        a task file as a module: inputs, Model, its results in float64
-task_replay.py  `row` and `replay` of a task: what is called, and what is right
+task_replay.py  a task file as a module; `row` and `replay` of a task: what is called, and what is right
 """

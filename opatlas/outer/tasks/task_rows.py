@@ -293,7 +293,7 @@ def _main() -> None:
     import torch
 
     # Each fork would import it again.
-    import opatlas.outer.tasks.model  # noqa: F401
+    import opatlas.outer.tasks.task_replay  # noqa: F401
 
     answers = os.dup(1)
     os.dup2(2, 1)
@@ -331,7 +331,7 @@ def _inputs(path: Path, digest: str) -> list[list[tuple[str, str]]] | str:
     """Returns the inputs of a task, or why it has none."""
     import torch
 
-    from opatlas.outer.tasks.model import TaskModule
+    from opatlas.outer.tasks.task_replay import TaskModule
 
     reason = ""
     for device in ("meta", "cpu"):
