@@ -147,7 +147,7 @@ def probe(
     tried = {trial.shape: trial.accepted for trial in constraints.trials if trial.kernel == kernel}
     limits = constraints.limits(kernel)
     base = MoeShape(**{axis: limit.base for axis, limit in limits.items()}) if limits else start
-    shapes = further_cases(tried, base, units) if limits else first_cases(base, units)
+    shapes = [*first_cases(base, units), *(further_cases(tried, base, units) if limits else ())]
     path.mkdir(parents=True, exist_ok=True)
     added = add_rows(database, {_KERNEL_TYPE: [row_cells(shape, kernel, weight_format) for shape in shapes]})
     parts: list[Part] = [Fields({"rows added": added, "run": len(tried), "accepted": sum(tried.values())})]
