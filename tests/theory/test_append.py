@@ -16,11 +16,11 @@ import opatlas.theory.plan
 from opatlas.data.database import Database
 from opatlas.data.manifest import Manifest, Pace, replay_pace
 from opatlas.errors import TableError
-from opatlas.outer.doctor.shape_probe import row_cells
 from opatlas.row.columns import (
     ACCELERATOR_CORE,
     AVERAGE,
     BASE,
+    EP_SIZE,
     INPUT_DTYPES,
     INPUT_FORMATS,
     INPUT_SHAPES,
@@ -34,7 +34,6 @@ from opatlas.row.signature import signatures
 from opatlas.row.table import RowTable
 from opatlas.theory.catalog import built_in_catalog, database_kernels
 from opatlas.theory.plan import KernelPlan, KernelResult, add_theory_rows, plan_kernel, read_table
-from opatlas.theory.refused_shapes import MoeKernel, MoeShape
 
 KERNELS = built_in_catalog().kernels
 HEADER = ("OP State", "Accelerator Core", *BASE[2:], AVERAGE, PROFILING_AVERAGE, "Note")
@@ -190,19 +189,24 @@ def test_sizes_beyond_the_limits_of_the_kernel_are_left_out(tmp_path: Path) -> N
     free = planned(tmp_path)
     assert not free.result.refused
     assert max(tokens(free)) > 64
-    base = MoeShape(m=64, h=7168, n=4096, experts=256, top_k=8)
     # One after the other was run: 63 and 64 tokens are taken, 65 are not.
-    tried = {63: "measured", 64: "measured", 65: "failed"}
     rows = [
-        row_cells(replace(base, m=m), MoeKernel(1, weights), "FRACTAL_NZ") | {STATUS: status}
+        {
+            **dict.fromkeys(BASE, ""),
+            INPUT_SHAPES: f"{m},7168;256,7168,4096;256,2048,7168;{m},8;256,4096;256,7168;{m},8",
+            INPUT_DTYPES: f"DT_BF16;{weights};{weights};INT32;FLOAT;FLOAT;FLOAT",
+            INPUT_FORMATS: ";".join(["ND"] * 7),
+            EP_SIZE: "1",
+            STATUS: status,
+        }
         for weights in ("DT_BF16", "INT8")
-        for m, status in tried.items()
+        for m, status in {63: "measured", 64: "measured", 65: "failed"}.items()
     ]
     write_tables(tmp_path, {KERNEL_TYPE: rows})
     bound = planned(tmp_path)
     assert bound.result.refused
     assert len(bound.signatures) < len(free.signatures)
-    assert tokens(bound) <= {m for m in tokens(free) if m <= base.m}
+    assert tokens(bound) <= {m for m in tokens(free) if m <= 64}
     assert tokens(bound)
 
 
