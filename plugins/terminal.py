@@ -319,7 +319,5 @@ def _comparison(session: Session) -> Iterator[Part]:
         rows = replace(compared, rows=[row for row in compared.rows if row.case_id in measured[number]])
         if any(databases[number].name in row.pairs for row in rows.rows):
             yield figures_table(rows, [databases[number]])
-            if (basis := evidence(rows, databases[number])) is not None:
-                yield basis
-            if (table := rows_table(rows, databases[number])).rows:
-                yield table.most_important(_MOST_COMPARED)
+            yield evidence(rows, databases[number])
+            yield rows_table(rows, databases[number]).most_important(_MOST_COMPARED)

@@ -7,7 +7,6 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from column_tables import page
 from doc_commands import ROOT
 
 from opatlas.data import journal
@@ -21,7 +20,7 @@ from opatlas.row.record import Measurement, Record
 from opatlas.row.status import Status, UpdateMode
 
 PAGE = (ROOT / "database" / "README.md").read_text(encoding="utf-8")
-COLUMNS = {column.name for column in schema.COLUMNS}
+COLUMNS = set(schema.COLUMNS)
 OLDER = {schema.LEGACY_MICROBENCH, schema.LEGACY_PROFILING_MEDIAN, schema.LEGACY_PROFILING_STD}
 
 
@@ -49,7 +48,6 @@ def words(text: str) -> set[str]:
 def test_the_tables_of_columns_are_those_of_the_code() -> None:
     named = first_cells(PAGE, "column")
     assert sorted(named) == sorted(COLUMNS)
-    assert page(PAGE) == PAGE, "run `python -m tests.support.column_tables`"
 
 
 def test_required_columns_are_marked() -> None:

@@ -72,9 +72,8 @@ def _parts(found: CheckResults) -> Iterator[Part]:
         for of_case in tally.failing
         for rank, each in enumerate(of_case)
     ]
-    if findings:
-        rows = [row for _, row in sorted(findings, key=lambda each: each[0])]
-        yield Table(("check", "place", "row", "value", "reason"), rows, "findings")
+    rows = [row for _, row in sorted(findings, key=lambda each: each[0])]
+    yield Table(("check", "place", "row", "value", "reason"), rows, "findings")
     of_checks = [
         (
             tally.check.name,
@@ -87,18 +86,16 @@ def _parts(found: CheckResults) -> Iterator[Part]:
         )
         for tally in tallies
     ]
-    if of_checks:
-        columns = ("check", "cases", "findings", "known", "remedy", "looks for", "not run, since")
-        yield Table(columns, of_checks, "checks", weight=lambda row: row[2] or 0)
+    columns = ("check", "cases", "findings", "known", "remedy", "looks for", "not run, since")
+    yield Table(columns, of_checks, "checks", weight=lambda row: row[2] or 0)
     yield from _known(found, detail=bool(findings))
-    if messages := _messages(found):
-        worst_first = sorted(messages, key=lambda each: list(AlignmentVerdict).index(each.verdict), reverse=True)
-        of_messages = (
-            *("verdict", "kernel type", "message", Column("measured(us)", microseconds)),
-            *(Column("captured(us)", microseconds), "quality", Column("noise", percent)),
-            *(Column("model(us)", microseconds), Column("least(us)", microseconds), "reason"),
-        )
-        yield Table(of_messages, [each[:-1] for each in worst_first], "messages against their links", detail=True)
+    worst_first = sorted(_messages(found), key=lambda each: list(AlignmentVerdict).index(each.verdict), reverse=True)
+    of_messages = (
+        *("verdict", "kernel type", "message", Column("measured(us)", microseconds)),
+        *(Column("captured(us)", microseconds), "quality", Column("noise", percent)),
+        *(Column("model(us)", microseconds), Column("least(us)", microseconds), "reason"),
+    )
+    yield Table(of_messages, [each[:-1] for each in worst_first], "messages against their links", detail=True)
 
 
 def _messages(found: CheckResults) -> list[Alignment]:
@@ -112,11 +109,9 @@ def _known(found: CheckResults, *, detail: bool) -> Iterator[Part]:
         for entry in found.entries
         if covered[id(entry)]
     ]
-    if rows:
-        yield Table(("check", "rows", "findings", "date", "reason"), rows, f"known, by {KNOWN_FINDINGS}", detail=detail)
+    yield Table(("check", "rows", "findings", "date", "reason"), rows, f"known, by {KNOWN_FINDINGS}", detail=detail)
     unused = [(entry.place, ", ".join(entry.checks), _which(entry)) for entry in found.unused_entries()]
-    if unused:
-        yield Table(("entry", "check", "rows"), unused, "entries without a finding: remove them")
+    yield Table(("entry", "check", "rows"), unused, "entries without a finding: remove them")
 
 
 def _which(entry: KnownFinding) -> str:

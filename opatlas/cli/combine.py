@@ -66,7 +66,7 @@ def combine(
         "problems": problems,
     }
     parts = [*_parts(target, opened, found), *(_pooled(pooled) if pooled is not None else ())]
-    return Result(parts, content, problems, 1 if problems else 0)
+    return Result(parts, content, problems)
 
 
 def _combine(target: Database, opened: CombineSources, pool: bool) -> tuple[CombineResult, list[PooledRow] | None]:

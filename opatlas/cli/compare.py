@@ -19,8 +19,8 @@ from opatlas.row import columns as col
 from opatlas.row.location import default_path, named_folder
 from opatlas.row.versions import detect
 from opatlas.run.devices.device import available_devices, database_name
-from opatlas.show import Result, Table
-from opatlas.show import compared as tables
+from opatlas.show import Result
+from opatlas.show.compared import parts
 from opatlas.show.parameters import Names, Percent
 
 #: Cells that are known of a replayed call, by their names in the JSON.
@@ -65,9 +65,8 @@ def compare(
     """
     with usage_errors(), _databases(databases) as opened:
         comparison = compare_databases(opened, baseline=baseline, kernel_types=ops)
-    parts = [part for part in tables.parts(comparison) if not isinstance(part, Table) or part.rows]
     problems = [*comparison.problems, *(_slower(comparison, fail_slower) if fail_slower is not None else ())]
-    return Result(parts, _content(comparison), problems, 1 if problems else 0)
+    return Result(list(parts(comparison)), _content(comparison), problems)
 
 
 def _databases(places: Sequence[str]) -> AbstractContextManager[list[ComparedDatabase]]:

@@ -62,7 +62,7 @@ def history(
     changed = find_regressions(Database(database), chosen) if fail_slower is not None or not rows else None
     shown = _runs(Database(database), chosen) if rows else _changes(database, changed)
     problems = [*shown.problems, *(_slower(changed, fail_slower) if changed and fail_slower is not None else ())]
-    return Result(shown.parts, shown.json, problems, 1 if problems else 0)
+    return Result(shown.parts, shown.json, problems)
 
 
 def _choice(database: Database, names: Sequence[str]) -> RowChoice:
@@ -110,25 +110,22 @@ def _change_parts(path: Path, found: Regressions) -> Iterator[Part]:
     yield Fields(
         {
             "runs": (runs, told),
-            "disturbed": (disturbed, "runs left out: their manifests have disturbances") if disturbed else None,
+            "disturbed": (disturbed or None, "runs left out: their manifests have disturbances"),
             "rows": (found.rows, f"{len(found.series):,} with {LEAST_RUNS} runs that compare"),
-            "left out": (found.left_out, "durations of bimodal, throttled or noisy samples")
-            if found.left_out
-            else None,
+            "left out": (found.left_out or None, "durations of bimodal, throttled or noisy samples"),
             "changed": (len(found.changes), f"spread between runs {percent(found.spread)}") if found.series else None,
         },
         title=str(path),
     )
     if not found.series and runs > 1:
         yield "next: opatlas compare DB@RUN DB compares two runs"
-    if found.shifts:
-        shifts = [
-            (before, after, each.percent / 100, each.rows, "; ".join(found.differences(before, after)))
-            for each in found.shifts
-            for before, after in [(each.before_run, each.after_run)]
-        ]
-        of_shifts = ("from run", "to run", Column("all rows", change), "rows", "what differs")
-        yield Table(of_shifts, shifts, "changes of the machine, left out below")
+    shifts = [
+        (before, after, each.percent / 100, each.rows, "; ".join(found.differences(before, after)))
+        for each in found.shifts
+        for before, after in [(each.before_run, each.after_run)]
+    ]
+    of_shifts = ("from run", "to run", Column("all rows", change), "rows", "what differs")
+    yield Table(of_shifts, shifts, "changes of the machine, left out below")
     by_runs = found.by_runs()
     numbers = {runs: number for number, runs in enumerate(by_runs, 1)}
     steps = [
@@ -142,8 +139,7 @@ def _change_parts(path: Path, found: Regressions) -> Iterator[Part]:
         )
         for (before, after, is_drift), changes in by_runs.items()
     ]
-    if steps:
-        yield Table(("no.", "change", "from run", "to run", "slower", "faster", "what differs"), steps)
+    yield Table(("no.", "change", "from run", "to run", "slower", "faster", "what differs"), steps)
     rows = [
         (
             numbers[each.before_run, each.after_run, each.is_drift],
@@ -153,10 +149,9 @@ def _change_parts(path: Path, found: Regressions) -> Iterator[Part]:
         )
         for each in sorted(found.changes, key=lambda each: -each.percent)
     ]
-    if rows:
-        before, after = Column("before(us)", microseconds), Column("after(us)", microseconds)
-        columns = ("no.", before, after, Column("change", change), "runs", "row")
-        yield Table(columns, rows, weight=lambda row: abs(row[3]))
+    times = Column("before(us)", microseconds), Column("after(us)", microseconds)
+    columns = ("no.", *times, Column("change", change), "runs", "row")
+    yield Table(columns, rows, weight=lambda row: abs(row[3]))
 
 
 def _runs(database: Database, chosen: RowChoice) -> Result:
@@ -185,7 +180,7 @@ def _runs(database: Database, chosen: RowChoice) -> Result:
     # The newest runs matter most.
     table = Table(columns, cells, weight=lambda row: row[1])
     facts = Fields({"runs": len(cells), "conditions": common}, title)
-    return Result([facts, *([table] if cells else [])], content, problems)
+    return Result([facts, table], content, problems)
 
 
 def _run_rows(runs: Sequence[RowRun]) -> list[tuple[Any, ...]]:
@@ -233,9 +228,9 @@ def _unprune(database: Database, chosen: RowChoice) -> Result:
         chosen.expect(len(done.restored) + len(done.kept), str(database.pruned_dir))
     counts = {
         "restored": len(done.restored),
-        "still pruned": (len(done.kept), "the CSV has a row of the same signature") if done.kept else None,
+        "still pruned": (len(done.kept) or None, "the CSV has a row of the same signature"),
     }
-    return Result([Fields(counts, str(database.path))], problems=problems, status=1 if problems else 0)
+    return Result([Fields(counts, str(database.path))], problems=problems)
 
 
 def _rebuild(database: Database) -> Result:
@@ -257,11 +252,10 @@ def _rebuild(database: Database) -> Result:
             "rows changed": rebuilt.changed.total(),
             "rows added": rebuilt.added.total(),
             "captured rows": captured.outcome.updated + captured.outcome.new,
-            "edited rows": (edited, "captured durations belong to the old shape") if edited else None,
+            "edited rows": (edited or None, "captured durations belong to the old shape"),
         },
         title=str(database.path),
     )
     names = sorted({*+rebuilt.changed, *+rebuilt.added})
     rows = [(name, rebuilt.changed[name], rebuilt.added[name]) for name in names]
-    parts: list[Part] = [counts, *([Table(("kernel type", "changed", "added"), rows)] if rows else [])]
-    return Result(parts, problems=problems, status=1 if problems else 0)
+    return Result([counts, Table(("kernel type", "changed", "added"), rows)], problems=problems)

@@ -125,7 +125,7 @@ def ingest(
     for each in found_by:
         content |= each.json
     problems = [problem for each in found_by for problem in each.problems]
-    return Result([part for each in found_by for part in each.parts], content, problems, status=1 if problems else 0)
+    return Result([part for each in found_by for part in each.parts], content, problems)
 
 
 def _ingest(database: Database, found: FoundCaptures, request: IngestRequest, *, fills: bool) -> Result:
@@ -145,7 +145,7 @@ def _capture_parts(
 ) -> Iterator[Part]:
     """`fills`: whether lengths of attention follow."""
     account, outcome = done.account, done.outcome
-    yield from _table(
+    yield Table(
         ("file", "not read"),
         [
             *((path, f"already ingested by {run_id}") for path, run_id in done.already),
@@ -161,9 +161,7 @@ def _capture_parts(
             {
                 "captures": len(done.files),
                 "rows": (account.rows, f"{account.ingested:,} ingested, {account.left_out.total():,} left out"),
-                "device time(us)": (device_us, f"{percent(account.ingested_us / device_us)} ingested")
-                if device_us
-                else None,
+                "device time(us)": (device_us or None, f"{percent(account.ingested_us / (device_us or 1))} ingested"),
                 "kernel types": len(outcome.kernel_types),
                 "signatures": (signatures, fates),
                 "attention captures": (len(done.attention), "lengths unknown: --attention-records or --attention")
@@ -172,9 +170,9 @@ def _capture_parts(
             }
         )
     us = [Column(f"{what}(us)", microseconds) for what in ("span", "busy", "idle", "median", "median")]
-    yield from _table(("trace", "device", "rank", "events", *us[:3]), [astuple(each) for each in account.devices])
+    yield Table(("trace", "device", "rank", "events", *us[:3]), [astuple(each) for each in account.devices])
     first = dict(reversed(account.without_duration))
-    yield from _table(
+    yield Table(
         ("left out", "kernel type or operator", "launches", _SHARE, "first"),
         [
             (reason.value, each.kernel_type, each.count, each.share, first.get(reason))
@@ -182,10 +180,10 @@ def _capture_parts(
         ],
     )
     differing = [(what, ns / 1e3 / device_us) for what, ns in account.differing_ns.most_common() if ns]
-    yield from _table(("in rows that do not say", _SHARE), differing)
-    yield from _table(("unknown dtype, kept", "rows"), account.unknown_dtypes.most_common())
+    yield Table(("in rows that do not say", _SHARE), differing)
+    yield Table(("unknown dtype, kept", "rows"), account.unknown_dtypes.most_common())
     widest = sorted(outcome.mixed, key=lambda row: row.modes.low_us - row.modes.high_us)
-    yield from _table(
+    yield Table(
         ("two populations", "shapes", "launches", us[3], "launches", us[4]),
         [(row.kernel_type, row.shapes, *astuple(row.modes)) for row in widest],
     )
@@ -207,7 +205,7 @@ def _database_parts(database: Database, done: IngestResult) -> Iterator[Part]:
             "rows with a replay": f"{rows - sum(each.count for each in without):,} of {rows:,}",
         }
     )
-    yield from _table(
+    yield Table(
         ("without a replay", "rows", _SHARE, "similar"),
         [
             (
@@ -269,13 +267,7 @@ def _fill(database: Database, files: Sequence[Path], total_mb: float, batches: S
     for what, name in (("record", "unmatched"), ("row", "without_record")):
         rows = [(place, count, key) for kind, count, place, key in outcome.unmatched if kind == what]
         counts[name] = sum(count for _, count, _ in rows)
-        tables += _table((f"unmatched {what}", "count", "key"), rows)
+        tables.append(Table((f"unmatched {what}", "count", "key"), rows))
     facts = Fields({f"attention {name.replace('_', ' ')}": count or None for name, count in counts.items()})
     written = Fields({"database": str(database.path), "unmatched": report and str(report)})
     return Result([facts, written, *tables], {"attention_records": {**counts, "problems": problems}}, problems)
-
-
-def _table(columns: Sequence[Column | str], rows: Sequence[Sequence[Any]], *, detail: bool = False) -> Iterator[Table]:
-    """Yields a table; none without rows."""
-    if rows:
-        yield Table(columns, rows, detail=detail)

@@ -163,17 +163,8 @@ def _names() -> Table:
     for facts in dict.fromkeys(known.values()):
         memory = step_memory(facts, Step(facts.name, 1, 1, dtype=facts.dtype or "BF16"))
         experts = facts.experts.count if facts.experts is not None else None
-        rows.append(
-            (
-                facts.name,
-                ", ".join(short[facts.name]),
-                facts.layers,
-                facts.hidden,
-                experts,
-                memory.weights,
-                facts.stored,
-            )
-        )
+        names = facts.name, ", ".join(short[facts.name])
+        rows.append((*names, facts.layers, facts.hidden, experts, memory.weights, facts.stored))
     return Table(("model", "short names", "layers", "hidden", "experts", Column("weights", size), "stored as"), rows)
 
 
@@ -182,9 +173,7 @@ def _cost_json(cost: ModelCost) -> dict[str, object]:
     time = cost.time
     return {
         **msgspec.structs.asdict(cost.step),
-        **{
-            name: getattr(cost, name) for name in ("model", "database", "stack", "dtype", "layers", "differs", *_OF_SUM)
-        },
+        **{name: getattr(cost, name) for name in _OF_SUM},
         "interval_of": "kernels",
         "step_time": {**asdict(time), "us": time.us} if time is not None else None,
         "memory": memory,
@@ -198,14 +187,15 @@ def _cost_json(cost: ModelCost) -> dict[str, object]:
 
 def _cost_parts(cost: ModelCost) -> Iterator[Part]:
     low, high = cost.interval_us
-    name = "sum without missing(us)" if cost.missing else "sum(us)"
+    lacks = bool(cost.missing)
+    name = "sum without missing(us)" if lacks else "sum(us)"
     of_kernels = f"90 %: {microseconds(low)} to {microseconds(high)}, of kernels"
     missing = ", ".join(dict.fromkeys(part.part for part in cost.missing))
     yield Fields(
         {
             **_step_fields(cost),
-            name: (round(cost.us), of_kernels) if cost.us else None,
-            "missing calls": (percent(cost.missing_calls_share), missing) if cost.missing else None,
+            name: (round(cost.us) or None, of_kernels),
+            "missing calls": (percent(cost.missing_calls_share) if lacks else None, missing),
             "tokens/s": None if cost.tokens_per_s is None else round(cost.tokens_per_s),
             "memory": str(cost.memory),
             "how": _shares(cost, "how"),
@@ -221,7 +211,7 @@ def _cost_parts(cost: ModelCost) -> Iterator[Part]:
             "a layer(us)": (round(cost.us_in_layers / cost.layers), f"mean of {cost.layers}"),
             "outside of layers(us)": round(cost.us - cost.us_in_layers),
             "tokens of cache left": cost.memory.tokens_left,
-            "missing bytes": percent(cost.missing_bytes_share) if cost.missing else None,
+            "missing bytes": percent(cost.missing_bytes_share) if lacks else None,
             **{field: _shares(cost, field) for field in fields},
             "compositions": _share(cost.composition_us, cost),
             "may be compositions": _share(cost.untold_us, cost),
@@ -231,22 +221,15 @@ def _cost_parts(cost: ModelCost) -> Iterator[Part]:
         title="layers, measurements",
         detail=True,
     )
-    us, notes = Column("each(us)", microseconds), list(map(_note, cost.parts))
-    note = Column("note", wide=not any(notes))
+    us = Column("each(us)", microseconds)
     yield Table(
-        ("part", "kernel type", "calls", us, Column("share", percent), "how", "implementation", note),
+        ("part", "kernel type", "calls", us, Column("share", percent), "how", "implementation", "note"),
         [
             (
-                part.part,
-                part.kernel_type,
-                part.calls,
-                part.us_per_call,
-                part.us / cost.us if part.us else None,
-                part.how,
-                parse_implementation(part.implementation)[0],
-                words,
+                *(part.part, part.kernel_type, part.calls, part.us_per_call, part.us / cost.us if part.us else None),
+                *(part.how, parse_implementation(part.implementation)[0], _note(part)),
             )
-            for part, words in zip(cost.parts, notes, strict=True)
+            for part in cost.parts
         ],
         title="parts",
         weight=lambda row: row[4] or 0.0,
@@ -290,21 +273,10 @@ def _sweep_parts(name: str, found: Sequence[SweptStep]) -> Iterator[Part]:
         note = f"without {', '.join(dict.fromkeys(part.part for part in cost.missing))}" if left else ""
         memory = cost.memory
         rows.append((*asked, found_us.us / 1000, low, high, speed, each, memory.needed, memory.tokens_left, note))
-    yield Table(
-        (
-            *("sequences", "batch", "context", "tp", "ep"),
-            *(
-                ms,
-                Column("low(ms)", number),
-                Column("high(ms)", number),
-                "tokens/s",
-                "a device",
-            ),
-            *(Column("memory", size), "tokens left", "note"),
-        ),
-        rows,
-        title=name,
-    )
+    times = ms, Column("low(ms)", number), Column("high(ms)", number)
+    memory_columns = Column("memory", size), "tokens left", "note"
+    columns = ("sequences", "batch", "context", "tp", "ep", *times, "tokens/s", "a device", *memory_columns)
+    yield Table(columns, rows, name)
 
 
 def _served_parts(served: Served) -> Iterator[Part]:
@@ -325,41 +297,27 @@ def _served_parts(served: Served) -> Iterator[Part]:
         fitted = (group[0].fitted_us if all(names) else None, median(after) if after else None)
         counts = (covered, lacks or None, added, *fitted)
         summary.append((*names, len(group), middle, median(sizes), sizes[len(sizes) // 10], *counts))
-    missing = Column("missing calls", percent)
-    of_points = ("points", error, Column("|error|", percent), Column("p90", percent), "in the interval", missing)
-    if summary:
-        adds, fit = Column("server adds(us a layer)", number), Column("to other models", number)
-        yield Table(
-            ("model", "engine", *of_points, adds, fit, Column("|error| with that", percent)),
-            summary,
-            title="predicted against served, medians",
-        )
+    missing = Column("missing", percent)
+    of_points = ("points", error, Column("|error|", percent), Column("p90", percent), "in 90 %", missing)
+    adds, fit = Column("adds(us)", number), Column("fit(us)", number)
+    columns = ("model", "engine", *of_points, adds, fit, Column("with fit", percent))
+    yield Table(columns, summary, "predicted against served, medians; us a layer more, and as fitted on other models")
     rows = list[Sequence[Any]]()
     for each in counted:
         cost, step = each.cost, each.cost.step
         asked = (each.point.model, each.point.engine, step.tp, step.ep, step.replicas, step.batch, step.context)
         us = (each.point.tpot_ms * 1000, each.told.us, *each.told.interval_us)
         rows.append((*asked, *(time / 1000 for time in us), each.error, cost.missing_calls_share or None))
-    ms = [Column(f"{name}(ms)", number) for name in ("served", "predicted", "low", "high")]
+    ms = [Column(name, number) for name in ("served", "predicted", "low", "high")]
     sizes_of_step = ("model", "engine", "tp", "ep", "dp", "batch", "context")
-    if rows:
-        yield Table(
-            (*sizes_of_step, *ms, error, missing),
-            rows,
-            title="points, the worst first",
-        )
-        differs = {f"unlike {each.point.model}": "; ".join(each.cost.differs) for each in counted}
-        yield Fields(differs, "models", detail=True)
+    yield Table((*sizes_of_step, *ms, error, missing), rows, "points in ms, the worst first")
+    differs = {f"unlike {each.point.model}": "; ".join(each.cost.differs) for each in counted}
+    yield Fields(differs, "models", detail=True)
     count = len(served.points) + len(served.refused) + len(served.dropped)
     for name, left in (("refused", served.refused), ("dropped", served.dropped)):
-        if left:
-            reasons = Counter((point.model, point.engine, why) for point, why in left)
-            yield Table(
-                ("model", "engine", "points", "why"),
-                [(*names, count, why) for (*names, why), count in reasons.items()],
-                title=f"{name}: {len(left)} of {count}",
-                detail=True,
-            )
+        reasons = Counter((point.model, point.engine, why) for point, why in left)
+        told = [(*names, points, why) for (*names, why), points in reasons.items()]
+        yield Table(("model", "engine", "points", "why"), told, f"{name}: {len(left)} of {count}", detail=True)
 
 
 def _note(part: PartCost) -> str:
@@ -392,28 +350,23 @@ def _next_json(found: NextRows) -> dict[str, object]:
 
 def _next_parts(opened: OpenDatabase, found: NextRows, added: int) -> Iterator[Part]:
     us = [Column(name, microseconds) for name in ("duration(us)", "low(us)", "high(us)")]
-    if found.rows:
-        yield Table(
-            ("kernel type", "input shapes", Column("gain", lambda share: percent(share, 3)), *us, "implementation"),
-            [
-                (
-                    row.kernel_type,
-                    f"{row.cells[INPUT_SHAPES].rstrip(';')} {row.cells.get(EXPERT_LOAD, '')}".rstrip(),
-                    row.gain,
-                    row.duration_us,
-                    *row.interval_us,
-                    row.implementation,
-                )
-                for row in found.rows
-            ],
-            title="rows to measure",
-        )
+    yield Table(
+        ("kernel type", "input shapes", Column("gain", lambda share: percent(share, 3)), *us, "implementation"),
+        [
+            (
+                *(row.kernel_type, f"{row.cells[INPUT_SHAPES].rstrip(';')} {row.cells.get(EXPERT_LOAD, '')}".rstrip()),
+                *(row.gain, row.duration_us, *row.interval_us, row.implementation),
+            )
+            for row in found.rows
+        ],
+        title="rows to measure",
+    )
     now, waiting, after = found.error
     yield Fields(
         {
             **{f"unlike {name}": "; ".join(differs) for name, differs in found.differs.items()},
             "now": percent(now),
-            "with rows that wait": (percent(waiting), f"{found.waiting:,} rows") if found.waiting else None,
+            "with rows that wait": (percent(waiting) if found.waiting else None, f"{found.waiting:,} rows"),
             "with rows to measure": (percent(after), f"{len(found.rows):,} rows"),
         },
         title="expected error of the step: of its kernels' rows, without collectives and the spread of machines",

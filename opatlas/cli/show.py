@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from statistics import median
@@ -29,7 +29,6 @@ from opatlas.show.result import Column, Fields, Part, Result, Table
 from opatlas.text import suggest
 
 _NUMBERS = ("rows", "measured", "composed", "captured", "failed", "missing", "noisy")
-_ALWAYS = ("rows", "measured")
 #: The columns of which a database's rows are counted by cell.
 _COUNTED = ("status", "quality", "cache", "instrument", "machines")
 _KERNEL_COLUMNS = (
@@ -61,10 +60,10 @@ def show(
     if database is not None:
         expect_database(database)
         found = read_overview(Database(database))
-        return Result(list(_page(found)), json=asdict(found), problems=found.problems, status=int(bool(found.problems)))
+        return Result(list(_page(found)), json=asdict(found), problems=found.problems)
     every = [read_overview(Database(each)) for each in list_databases(ROOT)]
     problems = [problem for each in every for problem in each.problems]
-    return Result([_list(every)], json=[asdict(each) for each in every], problems=problems, status=int(bool(problems)))
+    return Result([_list(every)], json=[asdict(each) for each in every], problems=problems)
 
 
 def _page(found: Overview) -> Iterator[Part]:
@@ -94,20 +93,16 @@ def _page(found: Overview) -> Iterator[Part]:
         detail=True,
     )
     by_cell = [(what, cell, rows) for what in _COUNTED for cell, rows in found.counts(what).items()]
-    if by_cell:
-        yield Table(("column", "cell", "rows"), by_cell, "cells", detail=True)
-    if found.kernel_types:
-        shown = _shown([found], _NUMBERS)
-        yield Table(
-            ("kernel type", *(Column(what, _unless_zero) for what in shown), Column("noise", percent)),
-            [(each.kernel_type, *(getattr(each, what) for what in shown), each.noise) for each in found.kernel_types],
-            weight=lambda row: row[1],
-        )
-        yield "noise: standard deviation / mean of a measured row, the median of all; missing: neither kind of duration"
-
-
-def _unless_zero(count: int) -> str:
-    return f"{count:,}" if count else ""
+    yield Table(("column", "cell", "rows"), by_cell, "cells", detail=True)
+    yield Table(
+        ("kernel type", *_NUMBERS, Column("noise", percent)),
+        [
+            (each.kernel_type, *(getattr(each, what) or None for what in _NUMBERS), each.noise)
+            for each in found.kernel_types
+        ],
+        weight=lambda row: row[1] or 0,
+    )
+    yield "noise: standard deviation / mean of a measured row, the median of all; missing: neither kind of duration"
 
 
 def _others(found: Overview) -> list[str]:
@@ -116,18 +111,12 @@ def _others(found: Overview) -> list[str]:
     return [name for name in dict.fromkeys(names) if not are_one_device(name, found.device)]
 
 
-def _shown(databases: Sequence[Overview], numbers: Iterable[str]) -> list[str]:
-    """Returns the numbers that are not zero in all of these databases."""
-    return [what for what in numbers if what in _ALWAYS or any(each.total(what) for each in databases)]
-
-
 def _list(found: Sequence[Overview]) -> Table:
-    shown = _shown(found, ("rows", "measured", "composed", "captured", "missing"))
-    return Table(
-        ("database", *shown, "newest"),
-        [(str(Path(each.path).relative_to(ROOT)), *(each.total(what) for what in shown), _day(each)) for each in found],
-        title=str(ROOT),
-    )
+    rows = [
+        (str(Path(each.path).relative_to(ROOT)), *(each.total(what) or None for what in _NUMBERS[:4]), _day(each))
+        for each in found
+    ]
+    return Table(("database", *_NUMBERS[:4], "newest"), rows, str(ROOT))
 
 
 def _counts(counts: Mapping[str, int], unit: str) -> str:
@@ -146,15 +135,11 @@ def _kernel_types(names: Sequence[str]) -> Result:
     if not chosen and not without:
         like = suggest(names[0], {*(kernel.kernel_type for kernel in known), *WITHOUT_REPLAY})
         raise UsageError(f"no kernel type has {' or '.join(map(repr, names))} in its name{like}")
-    parts: list[Part] = []
-    if chosen:
-        proofs = Counter(kernel.proven_by for kernel in chosen)
-        parts += [
-            Table(_KERNEL_COLUMNS, [astuple(kernel) for kernel in chosen]),
-            Fields({"kernel types": len(chosen), **dict(proofs.most_common())}),
-        ]
-    if without:
-        parts.append(Table(("without a replay", "reason"), list(without.items())))
+    parts: list[Part] = [
+        Table(_KERNEL_COLUMNS, [astuple(kernel) for kernel in chosen]),
+        Fields({"kernel types": len(chosen), **Counter(kernel.proven_by for kernel in chosen)}),
+        Table(("without a replay", "reason"), list(without.items())),
+    ]
     return Result(parts, json={"kernels": [asdict(kernel) for kernel in chosen], "without_replay": without})
 
 
@@ -244,4 +229,4 @@ def report(
         Fields({"site": str(site.start), "kernel types": site.kernel_types}),
         Table(("of", "rows"), [*site.rows_of.items(), ("all", site.rows)], title="rows"),
     ]
-    return Result(parts, problems=site.problems, status=1 if site.problems else 0)
+    return Result(parts, problems=site.problems)

@@ -31,10 +31,7 @@ _COLUMNS_SHOWN = 12
 #: A longer header is refused.
 LONGEST_HEADER_BYTES = 1 << 20
 
-_KNOWN = frozenset(
-    {column.name for column in col.COLUMNS}
-    | {col.LEGACY_MICROBENCH, col.LEGACY_PROFILING_MEDIAN, col.LEGACY_PROFILING_STD}
-)
+_KNOWN = frozenset({*col.COLUMNS} | {col.LEGACY_MICROBENCH, col.LEGACY_PROFILING_MEDIAN, col.LEGACY_PROFILING_STD})
 _LINE_END = re.compile(b"\r\n|\n|\r")
 #: Least similarity of a misspelt name: `Out Formats` and `Output Formats` have 0.88.
 _ALIKE = 0.85

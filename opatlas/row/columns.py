@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from enum import Enum
 
 RUNTIME_PREFIX = "Runtime "
@@ -24,202 +23,56 @@ _LONGEST_NAME_BYTES = 200
 
 
 class ColumnGroup(Enum):
-    """The groups of columns, in their order in a new file; columns of no group precede REPLAYED."""
+    """The names of the columns of each group, in their order in a new file; `<counter>` is that of any counter.
 
-    SLOTS = "the tensors of the row"
-    MEAN = "the duration of a replay"
-    MESSAGE = "the message of a collective"
-    TRANSFER = "the duration of a message"
-    COUNTERS = "counters of a replay"
-    CAPTURED = "the durations of captures"
-    CAPTURED_COUNTERS = "counters of captures"
-    EXPERTS = "the group of devices"
-    RUNTIME = "lengths of attention"
-    SUITE = "the call of a suite"
-    TASK = "the task"
-    STEP = "the step of a model"
-    REPLAYED = "the samples of a replay"
-    LAUNCHES = "the launches of captures"
-    CONDITIONS = "how a replay measured"
-    QUALITY = "how good a replay is"
-    EXECUTION = "what a replay ran"
-    COMPARED = "a replay against the baseline"
-    JUDGED = "the judgement of a candidate"
-    STATUS = "the result of the last run"
-    RUN = "the run of a replay"
-    POOLED = "all runs together"
-
-
-#: The meaning of each column; database/README.md prints it.
-_MEANINGS: Mapping[ColumnGroup, Mapping[str, str]] = {
-    ColumnGroup.SLOTS: {
-        "OP State": "dynamic or static, from the profiler; may be missing",
-        "Accelerator Core": "AI_CORE, AI_VECTOR_CORE, MIX_AIC, ...; may be missing",
-        "Input Shapes": "[slots](#slots); required",
-        "Input Data Types": "one for each slot; required",
-        "Input Formats": "one for each slot; may be missing",
-        "Output Shapes": "as for inputs; required",
-        "Output Data Types": "as for inputs; required",
-        "Output Formats": "as for inputs; may be missing",
-    },
-    ColumnGroup.MEAN: {
-        "Average Duration(us)": "mean of the samples without [outliers](../docs/measurement.md#how-good-a-duration-is);"
-        " the databases that ship have the mean of all samples",
-    },
-    ColumnGroup.MESSAGE: {
-        "message_bytes": "all_reduce: the tensor of each device; all_gather: the chunk that each device gives; "
-        "reduce_scatter: the chunk that each device keeps; all_to_all: all that one device sends; broadcast: the "
-        "tensor of the first device",
-        "num_devices": "number of devices in the group",
-        "dtype": "DT_BF16, ...",
-        "topology_tier": "the outermost level that links the devices: 0 inter_pod, 1 intra_pod, 2 die_level",
-    },
-    ColumnGroup.TRANSFER: {
-        "Duration(us)": "median of the slowest device; other tools may write `Average Duration(us)`",
-        "bandwidth_gbps": "message_bytes divided by the duration, in 10^9 bytes/s",
-        "bus_bandwidth_gbps": "what the busiest link carries at least, in 10^9 bytes/s",
-    },
-    ColumnGroup.COUNTERS: {"MicroBench <counter>": "mean of a hardware counter over the samples"},
-    ColumnGroup.CAPTURED: {
-        "Profiling Average Duration(us)": "mean of the launches in the captures",
-        "Profiling Median Duration(us)": "median of the launches",
-        "Profiling Std Duration(us)": "standard deviation of the launches; empty for one launch",
-    },
-    ColumnGroup.CAPTURED_COUNTERS: {"Profiling Average <counter>": "mean of a hardware counter over the launches"},
-    ColumnGroup.EXPERTS: {
-        "EP Size": "number of devices that share the experts of a layer",
-        "Expert Load": "how many rows of a grouped product each expert has: empty for equally many, `random`, "
-        "`power law 1.2`, or their numbers, `12,0,5`",
-    },
-    ColumnGroup.RUNTIME: {
-        "Runtime source_profile": "the captures of the row, and the files beside them; `theory` of a theory row",
-        "Runtime actual_seq_lengths_shape": "shape of input slot 5",
-        "Runtime actual_seq_lengths_values": "the values of slot 5, separated by commas",
-        "Runtime actual_seq_lengths_kv_shape": "shape of input slot 6",
-        "Runtime actual_seq_lengths_kv_values": "the values of slot 6",
-        "Runtime avg_seq_len": "mean length of the sequences of keys",
-        "Runtime block_table_shape": "shape of input slot 14",
-        "Runtime block_table_valid_blocks": "number of blocks in each row of the block table",
-        "Runtime num_heads": "heads of queries",
-        "Runtime num_key_value_heads": "heads of keys and values",
-        "Runtime sparse_mode": "the operator's argument",
-        "Runtime input_layout": "TND, BSND, BNSD, ...",
-        "Runtime block_size": "tokens in a block of the cache",
-        "Runtime attn_state": "state of the step; only other tools write it",
-        "Runtime kv_cache_mode": "state of the cache; only other tools write it",
-        "Runtime operator_input_shapes_raw": "shapes of the operator; only other tools write them",
-        "Runtime metadata_completeness": "`none`, `shapes-only`, `partial` or `complete`; `mean-lengths`: of a step; "
-        "`no-lengths`: not replayed",
-    },
-    ColumnGroup.SUITE: {
-        "Sample": "in a [suite](../docs/candidates.md#suites): torch's sample, with the digest of its arguments",
-        "Arguments": "of such a row: the text of the arguments",
-        "Functional": "of such a row: the operator of which the row's is a variant",
-        "Trace Count": "of such a row: how often models make the call",
-        "Sample Torch": "of such a row: the torch that listed it",
-    },
-    ColumnGroup.TASK: {
-        "Task Digest": "in a [task](../docs/candidates.md): the digest of its file; another file is another row",
-        "Task Inputs": "which inputs of the task the row has, from 0; a task with `get_inputs_dyn_list` has several",
-    },
-    ColumnGroup.STEP: {
-        "Step": "of a [measured step](../docs/steps.md#measured-steps): model and sequences, as in `--step`",
-        "Step Layers": "of such a row: the layers that were built: `4`, or `1 dense + 3 moe`",
-        "Step Launch": "of such a row: `graph`, or `eager`",
-        "Step Stack": "of such a row: the implementations besides the default, with the kernel types that they run",
-    },
-    ColumnGroup.REPLAYED: {
-        "MicroBench Median Duration(us)": "median of all samples",
-        "MicroBench Min Duration(us)": "minimum of all samples",
-        "MicroBench Std Duration(us)": "standard deviation of all samples; empty for one sample",
-        "MicroBench Samples": "number of all samples, outliers included",
-        "MicroBench Device Kernels": "number of device kernels of a call; empty if unknown. On a GPU their durations "
-        "are added; on an NPU the duration is that of the row's kernel",
-        "MicroBench Helper Kernels": "[other kernels](../docs/npu.md#which-kernels-are-whose-samples) of a call",
-    },
-    ColumnGroup.LAUNCHES: {
-        "Profiling Samples": "number of launches",
-        "Profiling Populations": "sizes and medians of two modes, whose mean describes neither",
-        "Profiling Run ID": "the [ingests](../docs/captures.md) of the launches, separated by `;`",
-        "Profiling Kernel Names": "of a GPU: the device kernels of a call in order, at most five and their number; "
-        "different ones separated by ` | `",
-        "Profiling Source": "of a GPU: `eager`, `CUDA graph`, or both",
-    },
-    ColumnGroup.CONDITIONS: {
-        "Cache State": "cold: the last-level cache was flushed before each sample; warm; unknown of a foreign profile",
-        "Instrument": "the instrument ([measurement](../docs/measurement.md#instruments))",
-    },
-    ColumnGroup.QUALITY: {
-        "Quality": "[how good](../docs/measurement.md#how-good-a-duration-is) the samples are: quiet, noisy, ...",
-        "Quality Reason": "the reason, with numbers, and how many samples are outliers",
-        "Assumptions": "values that the row does not state and the replay assumed, separated by `; `",
-        "Checked Elements": "output elements that were compared with the formula, and all: `4096/1048576`",
-        "Stand-In": "what was timed [instead of the kernel](../docs/measurement.md#stand-ins); empty for the kernel",
-    },
-    ColumnGroup.EXECUTION: {
-        "Implementation": "name and version of what was [timed](../docs/implementations.md), or the call of an NPU",
-        "Kernel Names": "the device kernels of a call in order, at most five and their number; empty if unknown",
-        "Span Median(us)": "median time from the start of the first to the end of the last device kernel of a call",
-        "Outputs Missing": "output slots of the row that the implementation does not compute, separated by `; `",
-        "Conversions": "inputs and results that were converted outside the measured time, separated by `; `",
-        "Max Error": "largest error of a checked element as a share of its tolerance; 1 is the limit",
-        "Set-up Time(s)": "seconds of set-up and first call, compilation included; empty for torch itself",
-    },
-    ColumnGroup.COMPARED: {
-        "Speed-up": "duration of the baseline / the row's, both sampled [in turn](../docs/compare.md#rounds); of "
-        "several processes the one nearer to 1",
-        "Speed-up Low": "lower end of the interval of 99.7 %, of all processes; the least ratio of fewer than ten "
-        "rounds",
-        "Speed-up High": "upper end of the interval, or the largest ratio",
-        "Speed-up Rounds": "number of rounds in each process: `40;40`",
-        "Speed-up Against": "the baseline, as in its `Implementation`",
-        "Control Ratio": "duration of the baseline / that of the baseline called once more, in the same rounds",
-    },
-    ColumnGroup.JUDGED: {
-        "Level": "of a [candidate](../docs/candidates.md): the highest level that the last run passed, `L0` to `L4`",
-        "Error Class": "of such a row: `pass`, or the class and sub-class of the error (`mismatch/nan`)",
-        "Within 1e-3": "of such a row: `yes` if all elements differ from the reference by less than 1e-3, else `no`",
-        "Kernel Share": "of such a row: the share of the duration in kernels of the candidate",
-    },
-    ColumnGroup.STATUS: {
-        "Status": "the result of the last run, see below; empty if the row never ran",
-        "Status Reason": "the reason, in a line; for a measured row a remark about the duration (`ran as Add`)",
-        "Crashes In A Row": "number of consecutive crashes and timeouts; after two it runs only with `--runxfail`",
-        "Status Run ID": "the run of the status, as in `Run ID`",
-    },
-    ColumnGroup.RUN: {"Run ID": "the run of the duration: start in UTC and six digits; names the manifest"},
-    ColumnGroup.POOLED: {
-        "Pooled Median Duration(us)": "median over runs of each run's median",
-        "Pooled Runs": "number of runs",
-        "Pooled Machines": "number of machines: GPUs by serial number, other devices by host name",
-        "Pooled Machine Spread(%)": "largest minus smallest median of a machine, in percent of the pooled median",
-        "Pooled Run Durations(us)": "the run id and the median of each run: `20261121T120000-aaaaaa 10.0000; ...`",
-    },
-}
-
-
-@dataclass(frozen=True, slots=True)
-class RowColumn:
-    """A column.
-
-    Attributes:
-        name: the name; `<counter>` in it is the name of any counter.
-        meaning: what its cells say, in Markdown.
-        group: the group, which is its place in a new file.
+    Columns of no group precede REPLAYED. database/README.md has the meaning of each column.
     """
 
-    name: str
-    meaning: str
-    group: ColumnGroup
-
-
-#: All columns that OpAtlas may write, in their order in a new file.
-COLUMNS = tuple(RowColumn(name, text, group) for group, columns in _MEANINGS.items() for name, text in columns.items())
+    SLOTS = (
+        "OP State; Accelerator Core; Input Shapes; Input Data Types; Input Formats; Output Shapes; Output Data Types; "
+        "Output Formats"
+    )
+    MEAN = "Average Duration(us)"
+    MESSAGE = "message_bytes; num_devices; dtype; topology_tier"
+    TRANSFER = "Duration(us); bandwidth_gbps; bus_bandwidth_gbps"
+    COUNTERS = "MicroBench <counter>"
+    CAPTURED = "Profiling Average Duration(us); Profiling Median Duration(us); Profiling Std Duration(us)"
+    CAPTURED_COUNTERS = "Profiling Average <counter>"
+    EXPERTS = "EP Size; Expert Load"
+    RUNTIME = (
+        "Runtime source_profile; Runtime actual_seq_lengths_shape; Runtime actual_seq_lengths_values; Runtime "
+        "actual_seq_lengths_kv_shape; Runtime actual_seq_lengths_kv_values; Runtime avg_seq_len; Runtime "
+        "block_table_shape; Runtime block_table_valid_blocks; Runtime num_heads; Runtime num_key_value_heads; Runtime "
+        "sparse_mode; Runtime input_layout; Runtime block_size; Runtime attn_state; Runtime kv_cache_mode; Runtime "
+        "operator_input_shapes_raw; Runtime metadata_completeness"
+    )
+    SUITE = "Sample; Arguments; Functional; Trace Count; Sample Torch"
+    TASK = "Task Digest; Task Inputs"
+    STEP = "Step; Step Layers; Step Launch; Step Stack"
+    REPLAYED = (
+        "MicroBench Median Duration(us); MicroBench Min Duration(us); MicroBench Std Duration(us); MicroBench Samples; "
+        "MicroBench Device Kernels; MicroBench Helper Kernels"
+    )
+    LAUNCHES = "Profiling Samples; Profiling Populations; Profiling Run ID; Profiling Kernel Names; Profiling Source"
+    CONDITIONS = "Cache State; Instrument"
+    QUALITY = "Quality; Quality Reason; Assumptions; Checked Elements; Stand-In"
+    EXECUTION = "Implementation; Kernel Names; Span Median(us); Outputs Missing; Conversions; Max Error; Set-up Time(s)"
+    COMPARED = "Speed-up; Speed-up Low; Speed-up High; Speed-up Rounds; Speed-up Against; Control Ratio"
+    JUDGED = "Level; Error Class; Within 1e-3; Kernel Share"
+    STATUS = "Status; Status Reason; Crashes In A Row; Status Run ID"
+    RUN = "Run ID"
+    POOLED = (
+        "Pooled Median Duration(us); Pooled Runs; Pooled Machines; Pooled Machine Spread(%); Pooled Run Durations(us)"
+    )
 
 
 def columns_of(*groups: ColumnGroup) -> tuple[str, ...]:
-    """Returns the names of the columns of some groups, in their order in a new file."""
-    return tuple(column.name for column in COLUMNS if column.group in groups)
+    """Returns the names of the columns of some groups."""
+    return tuple(name for group in groups for name in group.value.split("; "))
+
+
+#: All columns that OpAtlas may write, in their order in a new file.
+COLUMNS = columns_of(*ColumnGroup)
 
 
 #: The first columns of every compute CSV. A CSV of communication has those of MESSAGE instead.
@@ -262,7 +115,7 @@ POOLED_MEDIAN, POOLED_RUNS, POOLED_MACHINES, POOLED_SPREAD, POOLED_RUN_DURATIONS
 #: Columns about the samples of a replayed duration.
 SAMPLE_COLUMNS = columns_of(ColumnGroup.QUALITY, ColumnGroup.EXECUTION, ColumnGroup.COMPARED)
 #: Columns that only OpAtlas writes; new files have them at the end.
-OWN = columns_of(*list(ColumnGroup)[list(ColumnGroup).index(ColumnGroup.REPLAYED) :])
+OWN = COLUMNS[COLUMNS.index(MICROBENCH_MEDIAN) :]
 
 #: Runtime values that belong to the signature, because they change the work of an attention kernel.
 RUNTIME_IN_SIGNATURE = tuple(
@@ -327,7 +180,7 @@ def profiling_counter(counter: str) -> str:
     return f"{_PROFILING_AVERAGE}{counter}"
 
 
-_ORDER = {column.name: number for number, column in enumerate(COLUMNS)}
+_ORDER = {name: number for number, name in enumerate(COLUMNS)}
 
 
 def ordered_columns(columns: Iterable[str]) -> list[str]:

@@ -62,7 +62,7 @@ _STATUSES = tuple(map(_count, ("rows", "measured", "unsupported", "wrong", "cras
 _VERDICTS = tuple(map(_verdict, PairVerdict))
 _MEANS = (_mean("covered"), _mean("deployed"))
 _OVER_TIME = (_count("rows"), *_VERDICTS, _count("lost"), _count("new"), _mean("covered", "mean"))
-_SPEED_UPS = (_COMMON, *_VERDICTS, *_MEANS, *map(_fast, FAST), _count("compositions"), _mean("composed"))
+_SPEED_UPS = (_COMMON, *_VERDICTS, *_MEANS, _count("compositions"), _mean("composed"))
 _OF_KERNEL_TYPE = (*_STATUSES, _verdict(PairVerdict.SLOW), _verdict(PairVerdict.FAST), *_MEANS)
 
 
@@ -71,19 +71,15 @@ def parts(comparison: DatabaseComparison) -> Iterator[Part]:
     shown = [rival for rival in comparison.rivals if rival not in comparison.without_common_rows]
     over_time = all(rival.runs_as(comparison.baseline) for rival in comparison.rivals)
     yield figures_table(comparison, comparison.rivals)
-    yield from filter(None, (evidence(comparison, rival) for rival in shown))
+    yield from (evidence(comparison, rival) for rival in shown)
     for rival in shown:
         yield rows_table(comparison, rival)
         yield _kernel_types(comparison, rival)
     if not over_time:
-        yield _figures_table(comparison, shown, (*_STATUSES, _count("missing")), "rows", detail=True)
+        yield _figures_table(comparison, shown, (*_STATUSES, _count("missing"), *map(_fast, FAST)), "rows", detail=True)
     yield _losses(comparison, shown)
-    without = comparison.without_rival
-    if without:
-        rows = sum(len(comparison.by_kernel_type[each]) for each in without)
-        names = [*without[:_NAMES_SHOWN], *(["..."] if len(without) > _NAMES_SHOWN else [])]
-        told = (len(without), f"{rows:,} rows: {', '.join(names)}")
-        yield Fields({"kernel types that no rival measured": told}, detail=True)
+    without = [(name, len(comparison.by_kernel_type[name])) for name in comparison.without_rival]
+    yield Table(("kernel type", "rows"), without, "kernel types that no rival measured", detail=True)
     if any(_is_noise(comparison.total(rival.name)) for rival in shown):
         yield _REPEAT
     yield _databases(comparison, over_time)
@@ -96,7 +92,7 @@ def _is_noise(figures: RivalFigures) -> bool:
     return ambiguous > 0 and ambiguous >= told
 
 
-def evidence(comparison: DatabaseComparison, rival: ComparedDatabase) -> Fields | None:
+def evidence(comparison: DatabaseComparison, rival: ComparedDatabase) -> Fields:
     """Returns what the verdicts of a rival rest on: rounds and their controls, pooled runs, or defaults."""
     found = comparison.evidence(rival.name)
     details = {
@@ -111,7 +107,7 @@ def evidence(comparison: DatabaseComparison, rival: ComparedDatabase) -> Fields 
         + " or ".join(map(percent, found.spreads)),
     }
     counts = {f"by {basis}": (found.pairs[basis], details[basis]) for basis in Basis if found.pairs.get(basis)}
-    return Fields(counts, f"{rival.label}: verdicts") if counts else None
+    return Fields(counts, f"{rival.label}: verdicts")
 
 
 def figures_table(comparison: DatabaseComparison, rivals: Sequence[ComparedDatabase]) -> Table:

@@ -55,7 +55,7 @@ class Output:
         if shown:
             print(shown, flush=True)
         print_problems(result.problems)
-        return result.status
+        return result.exit_status
 
 
 def output_width(otherwise: int) -> int:

@@ -80,7 +80,8 @@ class Fields:
     """Names with a value each, such as the counts of an ingest.
 
     Attributes:
-        values: by name; None and "" leave the field out. A tuple is a value with a detail: `(2463, "41 left out")`.
+        values: by name; None and "" leave the field out. A tuple is a value with a detail: `(2463, "41 left out")`, and
+            leaves the field out, too, if the value does.
         title: a line above the fields.
         detail: whether a screen does without them.
     """
@@ -90,7 +91,7 @@ class Fields:
     detail: bool = False
 
 
-#: A part of a result. A text is a line.
+#: A part of a result. A text is a line. People are not shown a table without rows, and fields without values.
 Part = Table | Fields | str
 
 
@@ -102,13 +103,17 @@ class Result:
         parts: in the order in which they are shown.
         json: what `--json` prints; None: the tables and fields of `parts`.
         problems: lines for stderr: what could not be read or done.
-        status: the exit status of the command.
+        status: the exit status of the command; None: 1 with problems, else 0.
     """
 
     parts: Sequence[Part] = ()
     json: Any = None
     problems: Sequence[str] = field(default=())
-    status: int = 0
+    status: int | None = None
+
+    @property
+    def exit_status(self) -> int:
+        return int(bool(self.problems)) if self.status is None else self.status
 
 
 #: Wider than any line: where no terminal limits it, a row is one line, so that grep finds it.
@@ -125,7 +130,7 @@ _NUMBERS = (int, float)
 def markdown(parts: Iterable[Part]) -> str:
     """Returns GitHub's Markdown, without the end of the last line."""
     blocks = list[str]()
-    for part in parts:
+    for part in _not_empty(parts):
         if isinstance(part, str):
             blocks.append(printable_lines(part))
             continue
@@ -183,9 +188,13 @@ def _plain_parts(parts: Sequence[Part]) -> dict[str, Any]:
 
 def _field_rows(fields: Fields) -> Iterator[tuple[str, Any, str]]:
     for name, value in fields.values.items():
-        if value not in (None, ""):
-            main, detail = value if isinstance(value, tuple) else (value, "")
+        main, detail = value if isinstance(value, tuple) else (value, "")
+        if main not in (None, ""):
             yield printable(name), main, printable(detail)
+
+
+def _not_empty(parts: Iterable[Part]) -> Iterator[Part]:
+    return (part for part in parts if (part if isinstance(part, str) else _as_table(part).rows))
 
 
 def _as_table(part: Table | Fields) -> Table:
@@ -238,7 +247,7 @@ def text(parts: Iterable[Part], width: int = UNLIMITED, *, styled: bool = False)
 
 def screen(parts: Iterable[Part], width: int = SCREEN_COLUMNS, *, styled: bool = False) -> str:
     """Returns what fits on a screen: the most important rows of each table, a line each; and how to see the others."""
-    every = list(parts)
+    every = list(_not_empty(parts))
     is_whole = sum(_heights(every, width)) + len(every) - 1 <= SCREEN_LINES
     if is_whole and "…" not in (lines := _text(every, width, styled, cut=True)):
         return lines
@@ -284,7 +293,7 @@ def _heights(parts: Sequence[Part], width: int) -> list[int]:
 def _text(parts: Iterable[Part], width: int, styled: bool, *, cut: bool) -> str:
     shown = list[str]()
     before: Part | None = None
-    for part in parts:
+    for part in _not_empty(parts):
         if before is not None and not (isinstance(part, str) and isinstance(before, str)):
             shown.append("")
         shown += _lines(part, width, styled=styled, cut=cut)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from opatlas.shapes.models import QWEN3_32B
-from opatlas.shapes.starter import FOLDERS, MODELS, RowsPart, write_gpu_rows, write_starter
+from opatlas.shapes.starter import MODELS, RowsPart, write_gpu_rows, write_starter
 from tests_of_shapes import sizes_of_shapes
 
 from opatlas.data.database import Database
@@ -52,6 +52,7 @@ def test_existing_rows_keep_their_cells(tmp_path: Path) -> None:
     assert set(frame["Note"][1:]) == {""}
 
 
+FOLDERS = ("torch", "libraries", "compiled")
 WEIGHTS = ("MatMulV2", "GroupedMatmul", "QuantBatchMatmulV3", "BatchMatMulV2", "TransposeBatchMatMul")
 OTHERS_OF_A_STEP = ("RmsNorm", "GatherV2", "Index", "ArgMaxV2")
 

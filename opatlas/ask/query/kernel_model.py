@@ -12,12 +12,11 @@ that was found by hiding rows: itself, its site, the sizes around it, or all lar
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cache, cached_property
+from functools import cache
 from itertools import compress
 
 import msgspec
@@ -56,6 +55,8 @@ _LEVEL = 0.9
 _MOST_JOINT = 1000
 #: Octaves beyond the sizes of all rows, and between a question and the rows of its site, that change its class.
 _BEYOND, _GAP = 0.5, 0.5
+#: The octaves beyond all rows that hidden rows tell of: the interval grows with those farther out.
+_TESTED = 2.0
 #: Lengths of the default covariances: octaves, shares of a tile or wave, and of a regime.
 _OCTAVES, _FAR_OCTAVES, _SHARE, _REGIME = 3.0, 4.5, 1.0, 0.7
 #: The kinds of work that every roofline of a large table has; one of them has all.
@@ -157,10 +158,10 @@ class RegimeModel:
     def __init__(self, features: Sequence[RowFeatures], duration_us: Floats, fit: Fit | None = None) -> None:
         """Fits the model to at least LEAST_ROWS rows; `fit` is the property of a model of the same rows."""
         self._regimes = {regime: i for i, regime in enumerate(dict.fromkeys(row.regime for row in features))}
-        self._axes = {regime: _Axes(dims) for regime, dims in _dims_by_regime(features).items()}
+        self._of_site = _of_site(features)
         self._width = len(features[0].sizes), len(features[0].fills), len(features[0].work)
         self._work, self._matrix = self._columns(features)
-        self._tokens = np.array([self._tokens_of(row) for row in features])
+        self._tokens = _tokens(features)
         self._sites: dict[object, int] = {}
         self._site = np.array([self._sites.setdefault(self._site_of(row), len(self._sites)) for row in features])
         self._count = _NEAREST if len(features) >= _FEW_ROWS else _NEAREST_OF_FEW
@@ -214,12 +215,8 @@ class RegimeModel:
         return matrix[:, : self._width[0]]
 
     def _site_of(self, row: RowFeatures) -> object:
-        axes = self._axes.get(row.regime)
-        return row.regime, None if axes is None else tuple(compress(row.dims, axes.of_site))
-
-    def _tokens_of(self, row: RowFeatures) -> float:
-        axes = self._axes.get(row.regime)
-        return math.log2(max(row.dims[axes.tokens if axes else 0], 1))
+        of_site = self._of_site.get(row.regime)
+        return row.regime, None if of_site is None else tuple(compress(row.dims, of_site))
 
     def _covariance(self, residual: Floats, octaves: float = _OCTAVES) -> Covariance:
         """Returns a covariance that is not fitted but for the spread of the values."""
@@ -304,12 +301,11 @@ class RegimeModel:
         """Returns the durations of rows, with intervals."""
         work, matrix = self._columns(features)
         kriged = self._krige(work, matrix)
-        asked = self._classes(features, matrix)
+        octaves = self._octaves_beyond(matrix)
+        asked = self._classes(features, kriged, octaves)
         largest = np.nanmax(self._quantiles)
         quantile = np.array([each if np.isfinite(each) else largest for each in self._quantiles])[asked]
-        # Rows were hidden one octave away: nothing was tested farther out.
-        octaves = np.maximum(self._octaves_beyond(matrix), 1.0)
-        half = quantile * kriged.deviation * self._local_scale(kriged) * octaves
+        half = quantile * kriged.deviation * self._local_scale(kriged) * np.maximum(octaves / _TESTED, 1.0)
         return Predictions(kriged.mean, half, asked, kriged.nearest, kriged.distance)
 
     def correlations(self, features: Sequence[RowFeatures]) -> Floats:
@@ -324,17 +320,11 @@ class RegimeModel:
         correlated: Floats = joint / np.outer(deviation, deviation)
         return correlated
 
-    def _classes(self, features: Sequence[RowFeatures], matrix: Floats) -> npt.NDArray[np.int64]:
-        beyond = self._octaves_beyond(matrix) > _BEYOND
-        found = np.full(len(features), int(Asked.NEAR))
-        for i, row in enumerate(features):
-            if beyond[i]:
-                found[i] = Asked.BEYOND
-            elif _distance(self._every_tokens, self._tokens_of(row)) > _GAP:
-                found[i] = Asked.GAP
-            elif self._site_of(row) not in self._sites:
-                found[i] = Asked.NEW_SITE
-        return found
+    def _classes(self, features: Sequence[RowFeatures], kriged: Kriged, octaves: Floats) -> npt.NDArray[np.int64]:
+        away = np.abs(self._tokens[kriged.nearest[:, :LEAST_ROWS]] - _tokens(features)[:, None]).min(axis=1)
+        known = np.array([self._site_of(row) in self._sites for row in features])
+        classes = (Asked.BEYOND, Asked.GAP, Asked.NEW_SITE)
+        return np.select([octaves > _BEYOND, away > _GAP, ~known], classes, Asked.NEAR)
 
     def _octaves_beyond(self, matrix: Floats) -> Floats:
         """Returns for each question how far its outermost size lies beyond the sizes of all rows."""
@@ -343,37 +333,21 @@ class RegimeModel:
         octaves: Floats = np.maximum(low - sizes, sizes - high).max(axis=1)
         return octaves
 
-    @cached_property
-    def _every_tokens(self) -> Floats:
-        """The numbers of tokens of all rows, in order."""
-        return np.array(sorted(set(self._tokens.tolist())))
+
+def _tokens(features: Sequence[RowFeatures]) -> Floats:
+    return np.log2([max(row.dims[0], 1) for row in features])
 
 
-def _distance(ordered: Floats, value: float) -> float:
-    """Returns the distance to the nearest of some ordered numbers."""
-    at = int(np.searchsorted(ordered, value))
-    return float(np.abs(ordered[max(at - 1, 0) : at + 1] - value).min())
-
-
-class _Axes:
-    """Which dimensions of a regime vary from call to call of a model.
-
-    Attributes:
-        tokens: the position of the dimension with the most sizes, which counts tokens.
-        of_tokens: which dimensions are multiples of it in all rows.
-        of_site: which are not.
-    """
-
-    def __init__(self, dims: npt.NDArray[np.int64]) -> None:
-        self.tokens = int(np.argmax([len(set(column)) for column in dims.T.tolist()]))
-        tokens = np.maximum(dims[:, self.tokens], 1)[:, None]
-        self.of_tokens = (dims % tokens == 0).all(axis=0) & (dims >= tokens).all(axis=0) & (tokens.max() > 1)
-        self.of_tokens[self.tokens] = True
-        self.of_site = (~self.of_tokens).tolist()
-
-
-def _dims_by_regime(features: Sequence[RowFeatures]) -> dict[str, npt.NDArray[np.int64]]:
+def _of_site(features: Sequence[RowFeatures]) -> dict[str, list[bool]]:
+    """Returns for each regime which dimensions are those of a site: not multiples of the first, which counts tokens."""
     by_regime: dict[str, list[tuple[int, ...]]] = {}
     for row in features:
         by_regime.setdefault(row.regime, []).append(row.dims)
-    return {regime: np.array(dims, dtype=np.int64) for regime, dims in by_regime.items()}
+    found = {}
+    for regime, rows in by_regime.items():
+        dims = np.array(rows, dtype=np.int64)
+        tokens = np.maximum(dims[:, :1], 1)
+        of_tokens = (dims % tokens == 0).all(axis=0) & (dims >= tokens).all(axis=0) & (tokens.max() > 1)
+        of_tokens[0] = True
+        found[regime] = (~of_tokens).tolist()
+    return found

@@ -109,7 +109,7 @@ def diagnose(
         write_trace(trace, launch_slices(found))
     problems = list(found.table.problems)
     if row is None and output is None:
-        return Result(list(diagnosis_parts(found)), diagnosis_as_json(found), problems, status=1 if problems else 0)
+        return Result(list(diagnosis_parts(found)), diagnosis_as_json(found), problems)
     ranked = chosen(found.ranking, row or 1)
     parts, content = list(kernel_parts(found, ranked)), ranked_as_json(found, ranked)
     if output is not None:
@@ -120,7 +120,7 @@ def diagnose(
             raise UsageError(f"--output: this installation has no {error.name}") from None
         # What was asked, and answered, is about the kernel of the first part.
         parts[1:] = ask(found, ranked, output, source, wish, models, content, problems)
-    return Result(parts, content, problems, status=1 if problems else 0)
+    return Result(parts, content, problems)
 
 
 def _refuse(options: Mapping[str, object], why: str) -> None:
@@ -204,9 +204,8 @@ def comparison_result(old: Diagnosis, new: Diagnosis, row: int | None) -> Result
         cells = ("rank", "kernel_type", "shapes", "old_us", "new_us", "speed_up", "old_verdict", "new_verdict")
         shown = [tuple(each[name] for name in cells) for each in kernels]
         parts = [Fields(facts), Table(columns, shown, "largest changes")]
-        if ratios:
-            parts.append(Table(("#", "counter", "old", "new"), ratios, "counters that changed"))
-    return Result(parts, content, problems, status=1 if problems else 0)
+        parts.append(Table(("#", "counter", "old", "new"), ratios, "counters that changed"))
+    return Result(parts, content, problems)
 
 
 def _by_kernel(diagnosis: Diagnosis, keys: list[str], counters: list[str]) -> pd.DataFrame:

@@ -43,14 +43,11 @@ def diagnosis_parts(found: Diagnosis) -> Iterator[Part]:
     if not found.table.is_capture:
         yield Table(("durations", "rows"), list(found.sources.items()), detail=True)
     yield peak_fields(found)
-    if untested := found.untested():
-        groups = dict.fromkeys(rule.counters for rule in untested)
-        yield Table(
-            ("counters of", "verdicts"),
-            [(group, ", ".join(rule.verdict for rule in untested if rule.counters == group)) for group in groups],
-            title="not tested, without counters",
-            detail=True,
-        )
+    untested: dict[str, list[str]] = {}
+    for rule in found.untested():
+        untested.setdefault(rule.counters, []).append(rule.verdict)
+    groups = [(counters, ", ".join(verdicts)) for counters, verdicts in untested.items()]
+    yield Table(("counters of", "verdicts"), groups, "not tested, without counters", detail=True)
 
 
 def _verdicts(found: Diagnosis) -> Table:
@@ -82,7 +79,9 @@ def _facts(found: Diagnosis) -> Iterator[Fields]:
             "rows": None if table.is_capture else int(found.is_kernel.sum()),
             "launches": (found.kernel_launches, counted) if table.is_capture or found.counted else None,
             "duration(us)": microseconds(found.kernel_us),
-            "idle(us)": microseconds(found.idle_us) if found.timelines else None,
+            "idle(us)": microseconds(sum(float(each.launches["idle_us"].sum()) for each in found.timelines))
+            if found.timelines
+            else None,
             "collectives": (collectives, f"{microseconds(found.collective_us)} us, not judged")
             if collectives
             else None,
@@ -93,13 +92,12 @@ def _facts(found: Diagnosis) -> Iterator[Fields]:
     waits = f"waits > {limit(KernelVerdict.HOST_BOUND, 'us'):g} us"
     long_waits = (int(verdicts.long_waits.sum()), f"{percent(verdicts.wait_share)} of the time")
     facts = {
-        "joined": table.joined,
+        "joined": table.joined or None,
         "left out": table.left_out or None,
-        "mte2 > max(vec, mac)": (over, f"{percent(over_share)} of the time") if over else None,
+        "mte2 > max(vec, mac)": (over or None, f"{percent(over_share)} of the time"),
         waits: None if math.isnan(verdicts.wait_share) else long_waits,
     }
-    if any(facts.values()):
-        yield Fields(facts, "counters and waits", detail=True)
+    yield Fields(facts, "counters and waits", detail=True)
 
 
 def peak_fields(found: Diagnosis) -> Fields:
@@ -153,8 +151,7 @@ def _timeline_tables(found: Diagnosis) -> Iterator[Part]:
     for part, (name, keys) in shown.items():
         rows = [(each["capture"], *(row[key] for key in keys)) for each in timelines for row in each[part]]
         columns = [Column(key.replace("_us", "(us)"), _us if key.endswith("_us") else str) for key in keys]
-        if rows:
-            yield Table([several, *columns], rows, name, detail=True)
+        yield Table([several, *columns], rows, name, detail=True)
     excerpts = [each["capture"] for each in timelines if each["is_excerpt"]]
     yield from (f"{capture} is an excerpt: gaps are of missing rows" for capture in excerpts)
 

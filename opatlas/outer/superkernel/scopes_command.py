@@ -327,12 +327,10 @@ def _parts(timeline: LaunchTimeline, analysis: ScopeAnalysis, advice: ScopeAdvic
     )
     cuts = [(cut.reason, cut.count, _first_types(cut.kernel_types)) for cut in analysis.cuts]
     yield Table(("reason", "count", "kernel types"), cuts, title="what splits a SuperKernel", detail=True)
-    if analysis.layers:
-        layers = [(kind.layers / analysis.steps, len(kind.kernel_types)) for kind in analysis.layers]
-        yield Table(("layers in a step", "kernels of each"), layers, detail=True)
-    if analysis.module_shares:
-        shares = list(analysis.module_shares.items())
-        yield Table(("module", Column("share of time", percent)), shares, detail=True)
+    layers = [(kind.layers / analysis.steps, len(kind.kernel_types)) for kind in analysis.layers]
+    yield Table(("layers in a step", "kernels of each"), layers, detail=True)
+    shares = list(analysis.module_shares.items())
+    yield Table(("module", Column("share of time", percent)), shares, detail=True)
 
 
 def _advice(advice: ScopeAdvice) -> Iterator[Part]:
@@ -342,9 +340,7 @@ def _advice(advice: ScopeAdvice) -> Iterator[Part]:
         yield Table(("#", "from small to large"), list(enumerate(advice.experiments)), detail=True)
         yield Table(("#", "from the top down"), list(enumerate(advice.top_down)), detail=True)
         yield _commands(list(CHECKS))
-    if advice.families:
-        families = [(name, each.told) for name, each in advice.families.items()]
-        yield Table(("if it is", "try"), families, detail=True)
+    yield Table(("if it is", "try"), [(name, each.told) for name, each in advice.families.items()], detail=True)
 
 
 def _first_types(kernel_types: Mapping[str, int]) -> str:
