@@ -196,16 +196,8 @@ MEASURING = (
         Scope.RUNNING,
         type=at_least(1),
         metavar="N",
-        help="number of samples of each row (default: at least 10 within --time-limit, more for a noisy row; or the "
-        f"value of {REPEAT_COUNT_VARIABLE})",
-    ),
-    declare(
-        "--time-limit",
-        Scope.RUNNING,
-        type=positive,
-        default=MeasureSettings.time_limit_s,
-        metavar="SECONDS",
-        help="end the sampling of a row after this time, without --repeat-count (default: %(default)g)",
+        help=f"number of samples of each row (default: at least 10 within {MeasureSettings.time_limit_s:g} s, more for "
+        f"a noisy row; or the value of {REPEAT_COUNT_VARIABLE})",
     ),
     declare(
         "--cache",

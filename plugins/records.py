@@ -224,7 +224,10 @@ def add_unmatched(session: Session, tests: pytest.Session) -> None:
                 finished_at=time.time(),
                 measurement=sample.measurement,
             )
-            session.records.append(record.to_json(), session.runner.describe(), 0)
+            device = session.runner.describe()
+            session.records.append(record.to_json(), device, 0)
+            if device is not None:
+                session.records.add_device(device)
         else:
             session.records.reported_only.append(RowName(name, sample.signature))
     if tests.exitstatus == codes.NO_TESTS_COLLECTED and session.unmatched:

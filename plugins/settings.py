@@ -248,7 +248,6 @@ def settings_of(config: pytest.Config) -> Settings:
         measure=MeasureSettings(
             repeat_count=option.repeat_count or _repeat_count_of_environment(),
             cache=option.cache or ("warm" if scope is Scope.COLLECTIVES or option.step else "cold"),
-            time_limit_s=option.time_limit,
             instrument=option.instrument.name,
             aic_metrics=option.instrument.metrics,
         ),

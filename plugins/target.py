@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from opatlas.capture.profile_samples import CACHE_UNKNOWN
-from opatlas.data.comparable import MixedDatabase, captured_elsewhere, check_origin, find_mismatches, folder_note
+from opatlas.data.comparable import MixedDatabase, captured_elsewhere, check_origin, find_mismatches
 from opatlas.data.database import Database, SessionLock
 from opatlas.data.origin import MeasurementOrigin, Provenance
 from opatlas.errors import OpAtlasError
@@ -190,8 +190,7 @@ def targets_of(
         raise pytest.UsageError(f"--implementation {','.join(option.implementation)}: {'; '.join(lines)}")
     origin = origin_of(config, devices, source)
     base, captures = absolute_path(database_of(config, devices, source)), None
-    is_named_by_this_machine = option.prof_path is not None and not option.database_path
-    note = _versions_of_this_machine(option.versions) if is_named_by_this_machine else ""
+    note = ""
     if option.database_path and not option.mixed and (captured := captured_elsewhere(Database(base), origin)):
         home = _beside_captures(base, devices, source, option.versions)
         captures, base = (base, home) if home != base.resolve() else (None, base)
@@ -295,10 +294,7 @@ def named_versions(versions: Versions) -> Mapping[str, str]:
 
 
 def _expect_installed(versions: Versions) -> None:
-    """Raises pytest.UsageError where --versions gives another release than the installed one.
-
-    Another patch or candidate of the same release is reported by `folder_note`.
-    """
+    """Raises pytest.UsageError where --versions gives another release than the installed one."""
     installed = detect()
     for component, version in given_versions(versions).items():
         here = getattr(installed, component.field)
@@ -307,14 +303,6 @@ def _expect_installed(versions: Versions) -> None:
                 f"{versions_option({component: version})}: rows would be measured with the installed "
                 f"{component.name} {here}; leave it out, or name a database with --database-path"
             )
-
-
-def _versions_of_this_machine(versions: Versions) -> str:
-    """Returns a note on versions of this machine's software that name a database of profiles, for lack of others."""
-    here = [component for component in _NAMES_A_DATABASE if component not in given_versions(versions)]
-    found = detect()
-    names = ", ".join(f"{component.name} {getattr(found, component.field)}" for component in here)
-    return f"{names} as on this machine: where others were profiled, give {versions_option(here)}" if here else ""
 
 
 def read_origin(context: SessionContext, own: TargetDatabase) -> tuple[Provenance, list[str]]:
@@ -333,8 +321,7 @@ def read_origin(context: SessionContext, own: TargetDatabase) -> tuple[Provenanc
         if settings.mixed:
             return provenance, [printable(f"--mixed: {error}")]
         raise OpAtlasError(f"{printable(str(error))}: the two do not compare.\n{_remedy(settings)}") from None
-    note = folder_note(provenance, own.target.origin)
-    return provenance, [printable(note)] if note else []
+    return provenance, []
 
 
 def captured_note(provenance: Provenance, plan: Plan, settings: Settings) -> str:

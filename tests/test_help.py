@@ -140,5 +140,5 @@ def test_fail_fast_is_another_name_of_x() -> None:
 
 
 def test_only_words_of_the_command_line_count_as_given() -> None:
-    arguments = ["bench/", "--repeat-count=3", "--cache", "warm", "--", "--time-limit=4"]
+    arguments = ["bench/", "--repeat-count=3", "--cache", "warm", "--", "--case-timeout=4"]
     assert given(arguments, options.MEASURING) == ["--repeat-count", "--cache"]

@@ -297,20 +297,20 @@ def _served_parts(served: Served) -> Iterator[Part]:
         fitted = (group[0].fitted_us if all(names) else None, median(after) if after else None)
         counts = (covered, lacks or None, added, *fitted)
         summary.append((*names, len(group), middle, median(sizes), sizes[len(sizes) // 10], *counts))
-    missing = Column("missing calls", percent)
-    of_points = ("points", error, Column("|error|", percent), Column("p90", percent), "in the interval", missing)
-    adds, fit = Column("server adds(us a layer)", number), Column("to other models", number)
-    columns = ("model", "engine", *of_points, adds, fit, Column("|error| with that", percent))
-    yield Table(columns, summary, "predicted against served, medians")
+    missing = Column("missing", percent)
+    of_points = ("points", error, Column("|error|", percent), Column("p90", percent), "in 90 %", missing)
+    adds, fit = Column("adds(us)", number), Column("fit(us)", number)
+    columns = ("model", "engine", *of_points, adds, fit, Column("with fit", percent))
+    yield Table(columns, summary, "predicted against served, medians; us a layer more, and as fitted on other models")
     rows = list[Sequence[Any]]()
     for each in counted:
         cost, step = each.cost, each.cost.step
         asked = (each.point.model, each.point.engine, step.tp, step.ep, step.replicas, step.batch, step.context)
         us = (each.point.tpot_ms * 1000, each.told.us, *each.told.interval_us)
         rows.append((*asked, *(time / 1000 for time in us), each.error, cost.missing_calls_share or None))
-    ms = [Column(f"{name}(ms)", number) for name in ("served", "predicted", "low", "high")]
+    ms = [Column(name, number) for name in ("served", "predicted", "low", "high")]
     sizes_of_step = ("model", "engine", "tp", "ep", "dp", "batch", "context")
-    yield Table((*sizes_of_step, *ms, error, missing), rows, "points, the worst first")
+    yield Table((*sizes_of_step, *ms, error, missing), rows, "points in ms, the worst first")
     differs = {f"unlike {each.point.model}": "; ".join(each.cost.differs) for each in counted}
     yield Fields(differs, "models", detail=True)
     count = len(served.points) + len(served.refused) + len(served.dropped)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,6 +19,7 @@ from opatlas.data.csv_files import read_frame, write_atomically, write_text
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.formats import microseconds
 from opatlas.progress import note_after, track
+from opatlas.row.attention import read_sequences
 from opatlas.row.columns import INPUT_SLOTS, OUTPUT_SLOTS
 from opatlas.row.communication import BY_NAME, is_communication
 from opatlas.row.slots import dtype_name, known_dtype
@@ -27,6 +29,12 @@ from opatlas.text import parse_whole
 
 if TYPE_CHECKING:
     import pandas as pd
+
+#: The word for attention by its sequences and heads.
+_ATTENTION = "attention"
+#: Between the sizes of a shape.
+_BY = re.compile(r"(?<=\d)[xX](?=\d)")
+_VERSION = re.compile(r"v\d+$")
 
 
 def query(
@@ -44,9 +52,11 @@ def query(
 
     Args:
         database: folder of {KernelType}.csv files, or name of a device.
-        kernel_type: kernel type, as the CSVs are called, or a collective such as all_reduce.
-        shapes: shapes of the inputs in their order, such as 48,18432; for a collective the bytes of the message, and
-            the number of devices.
+        kernel_type: kernel type, as the CSVs are called, in any case and without its version: rms_norm, matmul; a
+            collective such as all_reduce; or attention.
+        shapes: shapes of the inputs in their order, such as 48x18432; for a collective the bytes of the message, and
+            the number of devices; for attention sequences and heads of queries and keys, 64x1@4096 64/8 or 64/8/128
+            with the size of a head.
         dtypes: dtype of the first input, or of each input (default: those of the most rows).
         file: CSV with the identity columns of the database: a question in each line.
         implementation: implementations that answer, of which the fastest (default: all that were measured).
@@ -56,6 +66,8 @@ def query(
     if file is not None and dtypes:
         raise UsageError("the rows of --file have dtypes: leave out --dtypes")
     opened = open_database(database)
+    kernel_type = _meant(kernel_type, [*opened.kernel_types(), *BY_NAME, _ATTENTION])
+    shapes = tuple(_BY.sub(",", word) if "@" not in word else word for word in shapes)
     with note_after(f"fitting models to the rows: some seconds, once ({folder()} keeps them)"):
         if file is not None:
             return _answer_file(opened, kernel_type, file, implementation)
@@ -70,6 +82,8 @@ def _answer(
     dtypes: tuple[str, ...],
     implementation: tuple[str, ...],
 ) -> QueryResult:
+    if name == _ATTENTION:
+        return _attention(database, words, dtypes, implementation)
     if name not in BY_NAME:
         return database.query(name, words, dtypes=list(dtypes), implementation=implementation)
     if implementation:
@@ -78,6 +92,26 @@ def _answer(
     if len(numbers) != 2 or min(numbers) < 1:
         raise UsageError(f"{name} {' '.join(words)}: give the bytes of the message and the devices, such as 1048576 2")
     return database.collective(name, bytes=numbers[0], devices=numbers[1], dtype=(*dtypes, "BF16")[0])
+
+
+def _meant(word: str, known: Sequence[str]) -> str:
+    """Returns the name that a word means, in any case, without `_` and a version; the word itself if none."""
+    asked = word.lower().replace("_", "")
+    plain = {name.lower().replace("_", ""): name for name in reversed(known)}
+    versions = {_VERSION.sub("", name): named for name, named in plain.items()}
+    return word if word in known else plain.get(asked, versions.get(asked, word))
+
+
+def _attention(
+    database: OpenDatabase, words: tuple[str, ...], dtypes: tuple[str, ...], implementation: tuple[str, ...]
+) -> QueryResult:
+    sizes = [parse_whole(word) or 0 for word in (*"".join(words[1:2]).split("/"), "128")]
+    if len(words) != 2 or min(sizes) < 1 or not 3 <= len(sizes) <= 4 or len(groups := read_sequences(words[0])) > 1:
+        raise UsageError(f"attention {' '.join(words)}: give sequences of one length and heads, such as 64x1@4096 64/8")
+    ((count, queries, keys),) = groups
+    asked = {"sequences": count, "queries": queries, "keys": keys}
+    asked |= dict(zip(("heads", "kv_heads", "head_size"), sizes, strict=False))
+    return database.attention(**asked, dtype=(*dtypes, "BF16")[0], implementation=list(implementation))
 
 
 def _plain(answer: QueryResult) -> dict[str, object]:
@@ -171,7 +205,7 @@ def export(database: Annotated[str, Parameter(name="DB")], /, *, output: Path) -
     if rows.empty:
         raise OpAtlasError(f"{opened.path}: no row has a duration: nothing was written")
     if output.suffix == ".parquet":
-        write_parquet(rows, output)
+        write_atomically(output, lambda temporary: rows.to_parquet(temporary, index=False))
     else:
         write_text(output, rows.to_csv(index=False, lineterminator="\n"))
     written = Table(("file", "rows", "kernel types"), [(str(output), len(rows), rows["kernel_type"].nunique())])
@@ -225,17 +259,3 @@ def _rows_of(database: OpenDatabase, kernel_type: str) -> pd.DataFrame:
 def _dtype(word: object) -> str:
     known = known_dtype(str(word))
     return dtype_name(str(word)) if known is None else known.name
-
-
-def write_parquet(table: pd.DataFrame, path: Path) -> None:
-    """Writes a table as Parquet. Raises OpAtlasError."""
-    import pyarrow as pa
-    import pyarrow.parquet
-
-    content = pa.Table.from_pandas(table, preserve_index=False)
-
-    def write(temporary: str) -> None:
-        with open(temporary, "wb") as file:
-            pyarrow.parquet.write_table(content, file)
-
-    write_atomically(path, write)

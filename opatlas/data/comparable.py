@@ -63,19 +63,6 @@ def check_origin(provenance: Provenance, ours: MeasurementOrigin) -> None:
         raise MixedDatabase(place, folder, ours, "its folder is named for that")
 
 
-def folder_note(provenance: Provenance, ours: MeasurementOrigin) -> str:
-    """Returns a note on versions that differ between the path and a session; "" if none differs.
-
-    A path may name a release (`cann8.3`) or a version (`cann8.3.RC1`).
-    """
-    folder = provenance.folder or MeasurementOrigin()
-    other = [
-        f"{name} {folder.versions[name]}, and {ours.versions[name]} is installed"
-        for name in folder.other_versions(ours)
-    ]
-    return f"the folder is named for {'; '.join(other)}" if other else ""
-
-
 def find_mismatches(
     provenance: Provenance, ours: MeasurementOrigin, rows: Iterable[tuple[Row, Mapping[str, str]]]
 ) -> list[tuple[int, str]]:

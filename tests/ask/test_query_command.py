@@ -44,6 +44,17 @@ def test_a_stored_call_answers_with_its_row(folder: Path, capsys: pytest.Capture
     assert all(word in text for word in ("measured", "cold", "cupti", RUN, "5.082"))
 
 
+def test_words_that_people_use_ask_the_same(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    call = asked(folder, capsys, "MatMulV2", "16,1024", "512,1024")["rows"]
+    for words in (("matmul", "16x1024", "512x1024"), ("mat_mul_v2", "16,1024", "512X1024")):
+        assert asked(folder, capsys, *words)["rows"] == call
+    shipped = Path("NVIDIA_H200")
+    found = asked(shipped, capsys, "attention", "64x1@4096", "64/8")
+    assert (found["kernel_type"], found["how"]) == ("FusedInferAttentionScore", "measured")
+    for wrong in (["64x1@4096"], ["64x1@4096", "64"], ["64@1", "64/8"], ["2x1@9+1x1@8", "64/8"]):
+        assert main(["query", str(shipped), "attention", *wrong]) == 2
+
+
 def test_the_lines_of_a_file_are_answered(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     questions = tmp_path / "rows.csv"
     product_rows([(16, 512, 1024), (24, 512, 1024)], [0, 0]).to_csv(questions, index=False)
@@ -77,7 +88,7 @@ def test_a_collective_is_asked_by_bytes_and_devices(tmp_path: Path, capsys: pyte
 def test_a_misspelt_collective_and_a_stored_dtype_are_reported(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["query", str(folder), "allreduce", "4096", "2"]) == 1
+    assert main(["query", str(folder), "allreduced", "4096", "2"]) == 1
     assert "all_reduce" in capsys.readouterr().err
     assert main(["query", str(folder), "MatMulV2", "24,1024", "512,1024", "--dtypes", "FLOAT16"]) == 1
     assert "BF16;BF16" in capsys.readouterr().err

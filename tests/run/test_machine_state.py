@@ -20,14 +20,13 @@ from opatlas.run.devices.device import DeviceSpec
 from opatlas.run.devices.system import (
     MachineState,
     MachineWatch,
-    Periods,
     affinity_cores,
     available_cores,
     available_memory,
-    cpu_periods,
     cpu_quota,
     memory_limit,
     needed_cores,
+    throttled_periods,
 )
 from opatlas.run.inputs.replay_row import ReplayRow
 from opatlas.run.instruments.instrument import MeasureSettings
@@ -61,7 +60,7 @@ def test_the_smallest_limit_of_the_groups_above_counts(tmp_path: Path) -> None:
         },
     )
     assert cpu_quota(root) == 1.5
-    assert cpu_periods(root) == Periods(all=40, throttled=7)
+    assert throttled_periods(root) == 7
     assert memory_limit(root) == 1_000_000
     assert available_memory(root) == 250_007
 
@@ -96,7 +95,8 @@ def test_groups_without_a_limit_limit_nothing(tmp_path: Path) -> None:
             "sys/fs/cgroup/memory/a/memory.usage_in_bytes": "5\n",
         },
     )
-    assert (cpu_quota(root), cpu_periods(root), memory_limit(root), available_memory(root)) == (None,) * 4
+    assert (cpu_quota(root), memory_limit(root), available_memory(root)) == (None,) * 3
+    assert throttled_periods(root) == 0
 
 
 @pytest.mark.parametrize(("quota", "cores"), [("50000 100000", 1), ("150000 100000", 2), ("max 100000", 64)])
@@ -134,7 +134,7 @@ def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"steal_percent": 7.5}, "7.5 %"),
         ({"governors": ("performance", "powersave")}, "powersave"),
         ({"quota_cores": 1.5}, "1.5 of 2"),
-        ({"quota_cores": 2.0, "quota_periods": Periods(300, 12)}, "12 of 300"),
+        ({"quota_cores": 2.0, "throttled_periods": 12}, "12 periods"),
     ],
 )
 def test_each_disturbance_is_reported_once_with_its_number(changed: dict[str, object], number: str) -> None:
@@ -183,13 +183,13 @@ def test_a_watch_reports_the_changes_between_two_readings(tmp_path: Path) -> Non
     assert state.own_cores == 0.0
     assert state.governors == ("powersave",)
     assert state.quota_cores == 1.5
-    assert state.quota_periods == Periods(all=20, throttled=4)
+    assert state.throttled_periods == 4
     assert len(state.disturbances()) == 5
     write_files(tmp_path, {child: stat.format(parent=os.getpid(), user=100, system=50)})
     later = watch.state()
     assert later.own_cores is not None
     assert later.own_cores * later.window_s == pytest.approx(1.5)
-    assert later.quota_periods == Periods(0, 0)
+    assert later.throttled_periods == 0
 
 
 def test_a_system_without_readings_reports_no_disturbance(tmp_path: Path) -> None:

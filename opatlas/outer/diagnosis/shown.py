@@ -79,7 +79,9 @@ def _facts(found: Diagnosis) -> Iterator[Fields]:
             "rows": None if table.is_capture else int(found.is_kernel.sum()),
             "launches": (found.kernel_launches, counted) if table.is_capture or found.counted else None,
             "duration(us)": microseconds(found.kernel_us),
-            "idle(us)": microseconds(found.idle_us) if found.timelines else None,
+            "idle(us)": microseconds(sum(float(each.launches["idle_us"].sum()) for each in found.timelines))
+            if found.timelines
+            else None,
             "collectives": (collectives, f"{microseconds(found.collective_us)} us, not judged")
             if collectives
             else None,

@@ -86,33 +86,16 @@ def usable_cores() -> set[int]:
         return set(range(os.cpu_count() or 1))
 
 
-@dataclass(frozen=True)
-class Periods:
-    """Numbers of periods of a CPU quota since the group was created.
-
-    Attributes:
-        all: periods in which the group ran.
-        throttled: periods in which the group used up its quota and had to wait for the next period.
-    """
-
-    all: int
-    throttled: int
-
-
 def cpu_quota(root: Path = ROOT) -> float | None:
     """Returns the average number of cores that the quota allows; None if there is no quota."""
     quotas = (_quota(group) for group in _groups("cpu", root))
     return min((quota for quota in quotas if quota is not None), default=None)
 
 
-def cpu_periods(root: Path = ROOT) -> Periods | None:
-    """Returns the periods of the most throttled group; None if no group has a quota."""
-    found = []
-    for group in _groups("cpu", root):
-        if _quota(group) is not None:
-            counts = _counts(group / "cpu.stat")
-            found.append(Periods(counts.get("nr_periods", 0), counts.get("nr_throttled", 0)))
-    return max(found, key=lambda periods: periods.throttled, default=None)
+def throttled_periods(root: Path = ROOT) -> int:
+    """Returns the periods in which the most throttled group had used up its quota, since it was created."""
+    quotas = (group for group in _groups("cpu", root) if _quota(group) is not None)
+    return max((_counts(group / "cpu.stat").get("nr_throttled", 0) for group in quotas), default=0)
 
 
 def memory_limit(root: Path = ROOT) -> int | None:
@@ -237,7 +220,7 @@ class MachineState:
         steal_percent: share of the window in which a hypervisor ran other machines on the usable cores.
         governors: frequency governors of the usable cores; () if the system has none.
         quota_cores: average number of cores that the CPU quota of the process's groups allows.
-        quota_periods: numbers of periods and of throttled periods of that quota in the window.
+        throttled_periods: number of periods of that quota in the window in which it was used up.
     """
 
     window_s: float
@@ -249,7 +232,7 @@ class MachineState:
     steal_percent: float | None = None
     governors: tuple[str, ...] = ()
     quota_cores: float | None = None
-    quota_periods: Periods | None = None
+    throttled_periods: int = 0
 
     @property
     def load(self) -> str:
@@ -274,9 +257,8 @@ class MachineState:
             found.append(f"governor {', '.join(unsteady)}")
         if self.quota_cores is not None and self.quota_cores < needed:
             found.append(f"CPU quota {self.quota_cores:g} of {self.cores} cores")
-        if self.quota_periods is not None and self.quota_periods.throttled:
-            periods = self.quota_periods
-            found.append(f"the CPU quota was used up in {periods.throttled} of {periods.all} periods")
+        if self.throttled_periods:
+            found.append(f"the CPU quota was used up in {self.throttled_periods} periods")
         return found
 
 
@@ -326,7 +308,7 @@ class MachineWatch:
             steal_percent=100 * steal / total if total else None,
             governors=_governors(usable, root),
             quota_cores=cpu_quota(root),
-            quota_periods=_between(before.periods, now.periods),
+            throttled_periods=max(now.throttled_periods - before.throttled_periods, 0),
         )
 
     def own_processes(self) -> set[int]:
@@ -339,7 +321,7 @@ class MachineWatch:
             at=time.monotonic(),
             of_cpus=_ticks_of_cpus(self._root),
             own_s=sum(own.values()) if own else None,
-            periods=cpu_periods(self._root),
+            throttled_periods=throttled_periods(self._root),
         )
 
 
@@ -362,7 +344,7 @@ class _Clocks:
     at: float
     of_cpus: Mapping[int, _Ticks]
     own_s: float | None
-    periods: Periods | None
+    throttled_periods: int
 
 
 def _ticks_of_cpus(root: Path) -> dict[int, _Ticks]:
@@ -402,12 +384,6 @@ def _governors(cpus: set[int], root: Path) -> tuple[str, ...]:
     folder = root / "sys/devices/system/cpu"
     names = {_word(folder / f"cpu{cpu}" / "cpufreq/scaling_governor") for cpu in cpus}
     return tuple(sorted(names - {""}))
-
-
-def _between(before: Periods | None, now: Periods | None) -> Periods | None:
-    if before is None or now is None:
-        return None
-    return Periods(max(now.all - before.all, 0), max(now.throttled - before.throttled, 0))
 
 
 def _word(path: Path) -> str:
