@@ -1,18 +1,162 @@
-"""`python -m opatlas.cli.trace_to_csv`: a Chrome trace as a table."""
+"""`python -m opatlas.cli.trace_to_csv`: a Chrome trace as a table, with a row for each complete event."""
 
 from __future__ import annotations
 
+import csv
+import json
+import re
 import sys
-import tempfile
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
+from typing import IO, Any
 
-from opatlas.capture.traces import TableWriter, TraceCounts, TruncatedTraceError, read_events
+from opatlas.capture.traces import TruncatedTraceError, read_events
 from opatlas.cli.app import run_tool
 from opatlas.data.csv_files import write_atomically
 from opatlas.errors import OpAtlasError, usage_errors
 from opatlas.files import open_stream, size_mb
 from opatlas.progress import progress
+from opatlas.row.quality import LONGEST_US
 from opatlas.show.result import Fields, Result
+from opatlas.text import parse_real
+
+#: The first columns. The args follow, each in a column of its name, in order of appearance.
+COLUMNS = ("op_name", "kernel_type", "dur_us", "shapes", "ts_us", "pid", "tid", "category")
+#: Further args share the last column, as JSON.
+MOST_COLUMNS, MORE_ARGS = 500, "more_args"
+_TYPE_ARGS = ("kernel_type", "Kernel Type", "OP Type", "Op Type", "op_type", "Type")
+_SHAPE_ARGS = ("Input Shapes", "Input Dims", "input_shapes", "Input shapes", "shapes")
+_MALFORMED_NAMED = 10
+#: Some versions of csv do not quote a lone carriage return, or read a NUL. UTF-8 has no half of a surrogate pair.
+_NOT_PLAIN = re.compile("[\r\0\ud800-\udfff]")
+
+
+@dataclass
+class TraceTable:
+    """The table of a trace, which is read twice: all columns are known only after its last event.
+
+    Attributes:
+        columns: of the table.
+        rows: complete events, each a row.
+        other: events of other phases, by phase. They have no duration.
+        malformed: the first invalid complete events, each as `event 7: why`.
+        malformed_count: all of them.
+    """
+
+    columns: list[str] = field(default_factory=lambda: list(COLUMNS))
+    rows: int = 0
+    other: Counter[str] = field(default_factory=Counter)
+    malformed: list[str] = field(default_factory=list)
+    malformed_count: int = 0
+    _args: dict[str, None] = field(default_factory=dict)
+
+    def find_columns(self, events: Iterable[Any]) -> None:
+        """Finds the columns of the events."""
+        for event in events:
+            for key in _args(event) if _problem(event) == "" else ():
+                if key in self._args or self.columns[-1] == MORE_ARGS:
+                    continue
+                if len(self.columns) == MOST_COLUMNS:
+                    self.columns.append(MORE_ARGS)
+                    continue
+                name = _text(key).replace("\n", "\\n")
+                name = f"args.{name}" if name in (*COLUMNS, MORE_ARGS) else name
+                # Two args may differ only in characters that a header cannot have.
+                while name in self.columns:
+                    name += "_"
+                self._args[key] = None
+                self.columns.append(name)
+
+    def write(self, events: Iterable[Any], file: IO[str]) -> None:
+        """Writes header and rows of the same events."""
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(self.columns)
+        for number, event in enumerate(events, start=1):
+            problem = _problem(event)
+            if problem is None:
+                self.other[str(event.get("ph"))] += 1
+                continue
+            try:
+                cells = [] if problem else self._cells(event)
+            except RecursionError:
+                problem = "its values are nested too deep"
+            if problem:
+                self.malformed_count += 1
+                if len(self.malformed) < _MALFORMED_NAMED:
+                    self.malformed.append(f"event {number}: {problem}")
+                continue
+            writer.writerow(cells)
+            self.rows += 1
+
+    def _cells(self, event: Mapping[str, Any]) -> list[str]:
+        name, args = _text(event.get("name")), _args(event)
+        cells = [name, _kernel_type(name, args), _text(event["dur"]), _shapes(args)]
+        cells += [_text(event.get(key)) for key in ("ts", "pid", "tid", "cat")]
+        cells += [_text(args.get(key)) for key in self._args]
+        if self.columns[-1] == MORE_ARGS:
+            more = {key: value for key, value in args.items() if key not in self._args}
+            cells.append(_text(more) if more else "")
+        return cells
+
+
+def _problem(event: Any) -> str | None:
+    """Returns why an event is no row; "" for one that is; None for an event of another phase."""
+    if not isinstance(event, dict):
+        return "not a JSON object"
+    if event.get("ph") != "X":
+        return None
+    if not (duration := _text(event.get("dur"))):
+        return "a complete event without dur"
+    us = parse_real(duration)
+    is_duration = us is not None and 0 <= us <= LONGEST_US
+    return "" if is_duration else f"dur is {duration!r}, not a number of microseconds from 0 to an hour"
+
+
+def _args(event: Mapping[str, Any]) -> Mapping[str, Any]:
+    args = event.get("args")
+    return args if isinstance(args, dict) else {}
+
+
+def _kernel_type(name: str, args: Mapping[str, Any]) -> str:
+    for key in _TYPE_ARGS:
+        if key in args:
+            return _text(args[key])
+    # Names of NPU kernels consist of API, variant and type: aclnnMatmul_MatMulV3Common_MatMulV3.
+    return name.rpartition("_")[2] if name.startswith("aclnn") and name.count("_") >= 2 else ""
+
+
+def _shapes(args: Mapping[str, Any]) -> str:
+    """Returns shapes as in the database: `136,7168;7168,3584`."""
+    for key in _SHAPE_ARGS:
+        if key in args:
+            value = args[key]
+            return ";".join(_slots(value)) if isinstance(value, list) else _text(value).strip('"')
+    return ""
+
+
+def _slots(shapes: Sequence[Any]) -> list[str]:
+    """Returns the dimensions of each tensor; the tensors of a list follow one another."""
+    slots = []
+    for shape in shapes:
+        if isinstance(shape, list) and any(isinstance(part, list) for part in shape):
+            slots += _slots(shape)
+        else:
+            slots.append(",".join(map(_text, shape)) if isinstance(shape, list) else _text(shape))
+    return slots
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    is_plain = isinstance(value, (str, int, Decimal)) and not isinstance(value, bool)
+    text = str(value) if is_plain else json.dumps(value, ensure_ascii=False, default=float)
+    if not _NOT_PLAIN.search(text):
+        return text
+    text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "\\0")
+    return text.encode(errors="backslashreplace").decode()
 
 
 def trace_to_csv(*, trace: Path, output: Path | None = None) -> Result:
@@ -39,34 +183,30 @@ def trace_to_csv(*, trace: Path, output: Path | None = None) -> Result:
         if not output.parent.is_dir():
             raise OpAtlasError(f"{output}: there is no folder {output.parent}: make it")
     problems: list[str] = []
-    account = TraceCounts()
+    table = TraceTable()
 
     def write(temporary: str) -> None:
-        nonlocal account
-        # Beside the table, where there is most likely room.
-        with tempfile.TemporaryFile(dir=output.parent) as scratch, open(temporary, "wb") as target:
-            writer = TableWriter(scratch)
-            account = writer.account
-            try:
-                with (
-                    progress("read, MB", total_mb) as advance,
-                    open_stream(trace, lambda size: advance(size / 1e6)) as file,
-                ):
-                    writer.add(read_events(trace, file))
-            except TruncatedTraceError as error:
-                problems.append(str(error))
-            writer.finish(target)
+        with (
+            open(temporary, "w", encoding="utf-8", newline="") as target,
+            progress("read, MB", 2 * total_mb) as advance,
+        ):
+            for take in (table.find_columns, lambda events: table.write(events, target)):
+                try:
+                    with open_stream(trace, lambda size: advance(size / 1e6)) as file:
+                        take(read_events(trace, file))
+                except TruncatedTraceError as error:
+                    problems[:] = [str(error)]
 
     write_atomically(output, write)
-    problems += [f"{trace}: {problem}" for problem in account.malformed]
-    if more := account.malformed_count - len(account.malformed):
+    problems += [f"{trace}: {problem}" for problem in table.malformed]
+    if more := table.malformed_count - len(table.malformed):
         problems.append(f"{trace}: {more:,} more malformed events")
     counts = Fields(
         {
-            "rows": account.rows,
-            "columns": len(account.columns),
-            "other events": account.other.total(),
-            **{f"phase {phase}": count for phase, count in account.other.most_common(6)},
+            "rows": table.rows,
+            "columns": len(table.columns),
+            "other events": table.other.total(),
+            **{f"phase {phase}": count for phase, count in table.other.most_common(6)},
         }
     )
     return Result([counts, Fields({"table": str(output)})], problems=problems)

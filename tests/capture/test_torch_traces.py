@@ -335,7 +335,7 @@ def test_an_ingest_into_the_database_of_the_gpu(tmp_path, monkeypatch):
     name = fixture("plain-decode", "replay")
     result = ingest(profiling_path=name, versions=Versions(torch="2.11.0"))
     folder = tmp_path / "NVIDIA_H200" / "torch" / "torch2.11.0_cuda13.0"
-    assert (result.status, result.json["database"]) == (0, folder)
+    assert (result.exit_status, result.json["database"]) == (0, folder)
     (manifest,) = (each.manifest for each in read_ingests(Database(folder)))
     assert (manifest.device, manifest.versions) == ("NVIDIA_H200", Versions(torch="2.11.0", cuda="13.0"))
     (row,) = [row for row in table(folder / "MatMulV2.csv") if row["Input Shapes"] == "32,1024;5632,1024"]
@@ -353,14 +353,14 @@ def test_which_device_a_trace_is_of(tmp_path):
     replay, database = fixture("plain-decode", "replay"), tmp_path / "database"
     with pytest.raises(OpAtlasError, match="NVIDIA_H200, not of --device NVIDIA_A100"):
         ingest(profiling_path=replay, device="NVIDIA_A100", database_path=database)
-    assert ingest(profiling_path=replay, device="NVIDIA_H200", database_path=database).status == 0
+    assert ingest(profiling_path=replay, device="NVIDIA_H200", database_path=database).exit_status == 0
     # One that names none has any, and must name one only where the database's folder follows from it.
     unnamed = write(tmp_path / "a.trace.json", kernel(1, 10))
     with pytest.raises(OpAtlasError, match="names no GPU"):
         ingest(profiling_path=unnamed)
     assert captured_gpu([unnamed], may_be_unknown=True) == (None, None)
     result = ingest(profiling_path=write(tmp_path / "b.trace.json"), database_path=tmp_path / "other")
-    assert (result.status, "no kernels" in result.problems[0]) == (1, True)
+    assert (result.exit_status, "no kernels" in result.problems[0]) == (1, True)
 
 
 def test_attention_without_lengths_says_so_and_is_not_replayed():

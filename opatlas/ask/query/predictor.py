@@ -23,6 +23,7 @@ from opatlas.ask.query.features import RowFeatures, row_features
 from opatlas.ask.query.kernel_model import LEAST_ROWS, Asked, Fit, KernelModel
 from opatlas.ask.query.question import How, UsedRow
 from opatlas.data.csv_files import write_bytes
+from opatlas.data.manifest import code_digest
 from opatlas.errors import OpAtlasError
 from opatlas.files import read_safely
 from opatlas.row.communication import is_communication
@@ -36,8 +37,6 @@ _REASONS = {
     Asked.GAP: "the rows that predict it have fewer or more tokens only",
     Asked.BEYOND: "a size is outside of those of the rows that predict it",
 }
-#: To be raised with every change of features or fits.
-_VERSION = 9
 _LARGEST_BYTES = 1 << 28
 
 
@@ -194,9 +193,16 @@ def _width(features: RowFeatures) -> tuple[int, int, int]:
 
 
 def _key(rows: AnsweringRows, cores: int, used: Mask) -> str:
-    """Returns the name of a model: a hash of the data that it is fitted to."""
-    told = "\n".join((str(_VERSION), rows.kernel_type, str(cores), *rows.signatures)).encode()
+    """Returns the name of a model: a hash of the code, and of the data that it is fitted to."""
+    told = "\n".join((_code(), rows.kernel_type, str(cores), *rows.signatures)).encode()
     return blake2b(told + used.tobytes() + rows.duration_us.tobytes(), digest_size=16).hexdigest()
+
+
+@cache
+def _code() -> str:
+    """Returns a digest of the code of features and fits, which have no other version."""
+    here = Path(__file__).parent
+    return code_digest([here, here.parents[1] / "row"])
 
 
 def _load(path: Path) -> _StoredModel | None:
