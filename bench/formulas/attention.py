@@ -16,8 +16,12 @@ from torch import Tensor
 from opatlas.run.formula import Draw, Part, each, parts, per_element, to_float64
 from opatlas.run.result_check import Largest
 
+from .matmul import FP8
+
 #: Most inputs that are read at once, and converted to float64: 64 MiB.
 _MOST_READ = 1 << 23
+#: A kernel may multiply in the dtype of the cache: two units in its last place are so many of BF16.
+_STEPS_OF_FP8 = 16
 #: Coordinates of a query of the result, and the number of keys that it sees.
 Row = tuple[int, ...]
 #: An index tensor for each axis of some queries, and the keys that each sees, (P, T): the last key is repeated.
@@ -139,7 +143,7 @@ def fused_infer_attention_score(
     out, sums = attend(rows, 2 * query.shape[-1], query.device, scale, read)
     token, n, number, i = index_of([row[:4] for row in rows], query.device)
     where: Places = (token, n) if tnd else (n, number, i)
-    found = Part(where, out)
+    found = Part(where, out, steps=_STEPS_OF_FP8 if key.dtype in FP8 else 1)
     if not softmax_lse_flag:
         return (found,)
     return found, Part(where if tnd else (number, n, i), sums[:, None])

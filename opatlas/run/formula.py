@@ -305,10 +305,12 @@ class Part:
     Attributes:
         where: an index of the result, of tensors and slices as in torch.
         values: the expected `result[where]`.
+        steps: see Comparison.
     """
 
     where: tuple[Any, ...]
     values: Expected
+    steps: int = 1
 
 
 @dataclass(frozen=True)
@@ -347,7 +349,7 @@ def parts(view: Callable[..., tuple[torch.Tensor, ...]] | None = None) -> Callab
             expected = function(Draw(seed), *arguments, **keywords)
             viewed = view(*results) if view else results
             return [
-                Comparison(result[part.where], part.values, exact=False)
+                Comparison(result[part.where], part.values, exact=False, steps=part.steps)
                 for result, part in pair_results(made, viewed, expected)
             ]
 

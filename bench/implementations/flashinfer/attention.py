@@ -37,6 +37,7 @@ _MOST_KEYS, _MOST_SEQUENCES = 16 << 20, 32767
 _THREADS = 1024
 #: Threads of a block, which writes all heads of a token to a cache.
 _MOST_THREADS = 1024
+_WORKSPACE = 256 << 20
 _TABLE = "cos and sin to a table in FLOAT"
 _FROM_BASE_2 = "log-sum-exp from base 2"
 _JOINED = "queries and keys with their rope part in one tensor"
@@ -112,6 +113,8 @@ def _paged(call: Attention, pages: _Pages) -> Prepared:
     plan = {"sm_scale": call.scale, "q_data_type": q.dtype, "kv_data_type": call.key.dtype}
     sizes = (heads, kv_heads, head_size, pages.block_size)
     if all(end - start == 1 for start, end in pairwise(starts)):
+        if call.key.dtype is torch.float8_e4m3fn and not with_lse and _is_hopper(q.device):
+            return _in_fp8(call, caches, layout)
         # Tensor cores are worth it for many queries to a key; vLLM and SGLang choose in the same way.
         wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
             workspace(q.device), layout, use_tensor_cores=heads // kv_heads >= 4
@@ -126,6 +129,23 @@ def _paged(call: Attention, pages: _Pages) -> Prepared:
         results=_with_natural_lse if with_lse else None,
         converted=(_FROM_BASE_2,) if with_lse else (),
     )
+
+
+def _is_hopper(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device)[0] == 9
+
+
+def _in_fp8(call: Attention, caches: tuple[Tensor, ...], layout: str) -> Prepared:
+    """Returns the call of TensorRT-LLM's kernel for one query of each sequence, which multiplies in FP8."""
+    q, table = call.query, call.block_table
+    assert table is not None
+    out, lengths = torch.empty_like(q), int32(call.actual_seq_lengths_kv, q.device)
+    # The kernel finds zeros at its first call, and leaves them.
+    space = torch.zeros(_WORKSPACE, dtype=torch.uint8, device=q.device)
+    sizes = (max(call.actual_seq_lengths_kv), call.scale, 1.0)
+    how: dict[str, Any] = {"out": out, "kv_layout": layout, "backend": "xqa", "enable_pdl": False}
+    decode, blocks = flashinfer.decode.trtllm_batch_decode_with_kv_cache, table.int().contiguous()
+    return launched(lambda: decode(q, caches, space, blocks, lengths, *sizes, **how), out)
 
 
 def _latent(call: Attention, query_rope: Tensor, key_rope: Tensor, pages: _Pages) -> Prepared:
