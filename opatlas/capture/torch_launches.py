@@ -6,7 +6,7 @@ The kernels, copies and fills of one operator call are one sample of its row, as
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -40,7 +40,7 @@ _SHAPES_REMEDY = (
     "graphs name the trace of the capture with --shapes-from"
 )
 #: The names of copies and fills among the kernels of a row, as replays have them.
-_COPIES = {CallKind.MEMCPY: "memcpy", CallKind.MEMSET: "memset"}
+_COPIES: Mapping[int, str] = {CallKind.MEMCPY: "memcpy", CallKind.MEMSET: "memset"}
 #: The Accelerator Core of collectives.
 COMMUNICATION = "COMMUNICATION"
 OF_NCCL = re.compile(r"nccl", re.IGNORECASE)
