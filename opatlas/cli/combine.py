@@ -13,7 +13,7 @@ from cyclopts import Parameter
 
 from opatlas.capture.ingest import rebuild_profiling
 from opatlas.cli.app import held
-from opatlas.data.combine import CombineResult, CombineSources, DurationCounts, open_sources, refuse_mixed
+from opatlas.data.combine import CombineResult, CombineSources, open_sources, refuse_mixed
 from opatlas.data.combine import combine as combine_databases
 from opatlas.data.database import Database
 from opatlas.data.log import COMBINE
@@ -100,29 +100,19 @@ def _parts(target: Path, opened: CombineSources, found: CombineResult) -> Iterat
             "databases": (len(opened.sources) - opened.journals) or None,
             "journals": opened.journals or None,
             "kernel types": (len(found.kernel_types), f"{len(found.new):,} new"),
-            "rows added": _counted(found.added),
-            "durations": (found.taken + found.kept, f"of existing rows: {found.taken:,} taken, {found.kept:,} kept"),
-            "statuses": (found.statuses.total(), _listed(found.statuses)),
-            "captured durations": found.profiled or None,
-            "other cells": found.filled or None,
+            "rows added": found.added,
+            "rows with another duration": found.taken,
+            "rows with other new cells": found.changed,
             "pruned rows": found.pruned or None,
             "edited since their run": found.edited or None,
             "manifests": found.manifests or None,
             "ingests": found.ingests or None,
             "rows with pooled captures": found.captures_pooled or None,
-            "rows in TARGET": _counted(found.target_rows),
+            "rows in TARGET": found.target_rows,
             "op_mapping": str(target / found.mapping.path.name) if found.mapping is not None else None,
         },
         title=str(target),
     )
-
-
-def _counted(rows: DurationCounts) -> tuple[int, str]:
-    return rows.rows, f"{rows.replayed:,} replayed, {rows.captured:,} captured"
-
-
-def _listed(counts: Counter[str]) -> str:
-    return ", ".join(f"{count:,} {name}" for name, count in counts.most_common() if name)
 
 
 def _pooled(pooled: Sequence[PooledRow]) -> Iterator[Part]:
