@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from textwrap import wrap
 from typing import Any
+from unicodedata import east_asian_width
 
 import msgspec
 
@@ -379,11 +380,7 @@ def _bold(line: str, styled: bool) -> str:
 
 def _columns_of(cell: str) -> int:
     """Returns how many columns of a terminal a text takes."""
-    if cell.isascii():
-        return len(cell)
-    from rich.cells import cell_len
-
-    return cell_len(cell)
+    return len(cell) if cell.isascii() else sum(1 + (east_asian_width(each) in "WF") for each in cell)
 
 
 def _field_lines(fields: Fields, width: int, cut: bool) -> list[str]:
