@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
+from statistics import median
 from typing import Annotated
 
-import numpy as np
 from cyclopts import Parameter
 
 from opatlas.capture.ingest import rebuild_profiling
@@ -17,7 +17,7 @@ from opatlas.data.combine import CombineResult, CombineSources, open_sources, re
 from opatlas.data.combine import combine as combine_databases
 from opatlas.data.database import Database
 from opatlas.data.log import COMBINE
-from opatlas.data.pool import SPREAD_LIMIT, PooledRow
+from opatlas.data.pool import PooledRow
 from opatlas.data.pool import pool as pool_runs
 from opatlas.data.restore import clear_edited
 from opatlas.errors import OpAtlasError, UsageError, usage_errors
@@ -118,16 +118,5 @@ def _parts(target: Path, opened: CombineSources, found: CombineResult) -> Iterat
 def _pooled(pooled: Sequence[PooledRow]) -> Iterator[Part]:
     kinds = Counter((row.runs, row.machines) for row in pooled)
     yield Table(("runs", "machines", "rows"), [(*kind, kinds[kind]) for kind in sorted(kinds, reverse=True)], "pooled")
-    spreads = [row.spread for row in pooled if row.spread is not None]
-    if not spreads:
-        return
-    low, high = np.quantile(spreads, (0.5, 0.9)).tolist()
-    yield Fields(
-        {
-            "median": percent(low),
-            "p90": percent(high),
-            "largest": percent(max(spreads)),
-            f"over {percent(SPREAD_LIMIT, 0)}": (sum(spread > SPREAD_LIMIT for spread in spreads), "rows"),
-        },
-        title="spread between machines",
-    )
+    if spreads := [row.spread for row in pooled if row.spread is not None]:
+        yield f"spread between machines: {percent(median(spreads))} in the median, {percent(max(spreads))} at most"
