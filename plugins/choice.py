@@ -246,14 +246,6 @@ _ORDER: Mapping[type[ast.AST], Callable[[Any, Any], bool]] = {
     ast.GtE: operator.ge,
 }
 _COMPARING = (*_ORDER, ast.Eq, ast.NotEq, ast.In, ast.NotIn)
-_ARITHMETIC: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-}
 
 
 @dataclass(frozen=True)
@@ -321,14 +313,8 @@ def _part(node: ast.expr, names: dict[str, int]) -> _Part:
         case ast.Tuple(elts=items) | ast.List(elts=items):
             parts = [_part(item, names) for item in items]
             return lambda row: tuple(part(row) for part in parts)
-        case ast.Subscript(value=of, slice=index):
-            return _of(_item, _part(of, names), _part(index, names))
         case ast.UnaryOp(op=ast.Not(), operand=operand):
             return _of(lambda value: None if value is None else not value, _part(operand, names))
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return _of(partial(_calculated, operator.sub, 0), _part(operand, names))
-        case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
-            return _of(partial(_calculated, _ARITHMETIC[type(op)]), _part(left, names), _part(right, names))
         case ast.BoolOp(op=op, values=values):
             parts, decisive = [_part(each, names) for each in values], isinstance(op, ast.Or)
             return lambda row: _joined((part(row) for part in parts), decisive=decisive)
@@ -339,7 +325,7 @@ def _part(node: ast.expr, names: dict[str, int]) -> _Part:
             return lambda row: _joined((pair(row) for pair in pairs), decisive=False)
     raise ExpressionError(
         f"column {node.col_offset + 1}: {ast.unparse(node)!r} is not understood: use variables, numbers, texts, "
-        f"== != < <= > >=, in, and, or, not, + - * / // %, inputs[0][1]"
+        f"== != < <= > >=, in, and, or, not"
     )
 
 
@@ -409,21 +395,6 @@ def _plain(value: Value) -> Value:
         return number
     dtype = known_dtype(value)
     return dtype.name.casefold() if dtype is not None else format_name(dtype_name(value.upper())).casefold()
-
-
-def _calculated(calculate: Callable[[Any, Any], Any], left: Value, right: Value) -> Value:
-    if not isinstance(left, int | float) or not isinstance(right, int | float):
-        return None
-    try:
-        return calculate(left, right)
-    except (ZeroDivisionError, OverflowError):
-        return None
-
-
-def _item(of: Value, index: Value) -> Value:
-    if not isinstance(of, tuple) or not isinstance(index, int):
-        return None
-    return of[index] if -len(of) <= index < len(of) else None
 
 
 def _joined(values: Iterable[Value], *, decisive: bool) -> bool | None:

@@ -16,8 +16,7 @@ import pytest
 
 from opatlas.row.errors import DeviceGone, ReplayError
 from opatlas.run.devices.device import DeviceDescription, kind_named
-from opatlas.run.kernel_facts import WITHOUT_REPLAY
-from opatlas.run.registry import replay_spec, replays_of_bench
+from opatlas.run.registry import WITHOUT_REPLAY, replay_spec, replays_of_bench
 from opatlas.text import suggest
 
 from .cases import CaseTable, Plan, SessionCase, needs_group, row_of

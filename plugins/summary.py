@@ -15,8 +15,8 @@ from opatlas.data.origin import Provenance
 from opatlas.errors import OpAtlasError
 from opatlas.row.location import default_database_of
 from opatlas.row.status import Status
-from opatlas.show.gaps import find_gaps, gap_table, gaps_by_type, write_gap_csv
-from opatlas.show.result import Fields, Part, Table, markdown
+from opatlas.show.gaps import find_gaps, gap_table, gaps_by_type
+from opatlas.show.result import Fields, Part, Table, csv_text, markdown
 from opatlas.show.row_summary import duration_tables, quality_fields
 from opatlas.text import shortened
 
@@ -47,7 +47,7 @@ def outcome_parts(session: Session, most: int | None = None) -> Iterator[Part]:
     if mismatch:
         yield f"{len(gaps):,} rows with both durations, {mismatch}"
     elif any(gap.outside for gap in gaps):
-        yield gap_table(gaps, most or _GAPS)
+        yield gap_table(gaps).most_important(most or _GAPS)
         if most is None:
             yield gaps_by_type(gaps)
 
@@ -170,7 +170,7 @@ def write_reports(session: Session) -> None:
         write_text(report, f"# Replay report of run {context.run_id}\n\n{markdown(list(_report_parts(session)))}\n")
         session.paths = [os.path.abspath(report)]
         if session.gaps:
-            write_gap_csv(gaps, session.gaps)
+            write_text(gaps, f"{csv_text([gap_table(session.gaps)])}\n")
             session.paths.append(os.path.abspath(gaps))
     except OpAtlasError as error:
         session.unreported.append(str(error))

@@ -163,7 +163,7 @@ class RowWords:
                 ratio = formats.ratio(found.duration_us / found.stored_us)
                 word = f"{word} {ratio} of {formats.duration(found.stored_us)} stored"
             if found.figures is not None:
-                word = f"{word} {found.figures.text()}"
+                word = f"{word} {found.figures.line()}"
             elif report.failed:
                 word = f"{word} {shortened(f'{found.status}: {found.reason}', _REASON_SHOWN)}"
         return category, letter, word

@@ -23,8 +23,6 @@ from opatlas.errors import OpAtlasError, TableError
 from opatlas.files import UnsafePath, safe_file, safe_folder
 from opatlas.row.location import shipped_note
 from opatlas.row.status import UpdateMode
-from opatlas.theory.refused_shapes import MoeKernel as MoeKernel
-from opatlas.theory.refused_shapes import load_constraints, save_constraints
 
 HEADER = "Input Shapes,Input Data Types,Input Formats,Output Shapes,Output Data Types,Output Formats\n"
 ROW = "1,FLOAT,ND,1,FLOAT,ND\n"
@@ -77,7 +75,7 @@ def test_a_folder_that_is_a_link_ends_a_command_before_it_writes(database, canar
 
 
 def test_what_is_written_into_a_linked_folder_is_refused(database, canary):
-    for name in ("journal", "runs", "reports", "pruned", "constraints"):
+    for name in ("journal", "runs", "reports", "pruned"):
         linked(database, name, canary)
     manifest = Manifest("20261121T163006-1f0c9a", 1.0, {}, "")
     for write in (
@@ -86,7 +84,6 @@ def test_what_is_written_into_a_linked_folder_is_refused(database, canary):
         lambda: database.add_pruned("Add", ()),
         lambda: database.new_report_path("gaps", 0.0),
         lambda: SessionLock(database, run_id="run", command="pytest").acquire(),
-        lambda: save_constraints(database.path, MoeKernel(1, "INT8"), []),
     ):
         with pytest.raises(UnsafePath):
             write()
@@ -129,7 +126,6 @@ READERS: dict[str, Callable[[Database, Path], object]] = {
     "runs/r.json": lambda database, path: Manifest.read(path),
     "journal/r.jsonl": lambda database, path: journal.read(path),
     "journal/session.json": lambda database, path: SessionLock(database, run_id="r", command="").acquire(),
-    "constraints/DispatchFFNCombine.csv": lambda database, path: load_constraints(database.path),
 }
 
 

@@ -15,9 +15,10 @@ apply.py                writes the statistics into the CSVs
 profile_samples.py      samples of rows from msprof's profiles
 attention_recorder.py   records the sequence lengths of attention calls in a serving process
 attention.py            reads these records, and fills the Runtime columns of attention rows
-traces.py               reads Chrome traces, and turns one into a table
+traces.py               reads the events of Chrome traces
 torch_trace.py          reads a trace of torch.profiler: device events, their launches, the operators around these
 cuda_graphs.py          pairs the kernels of CUDA graphs with the launches that were captured
 torch_launches.py       the row of each device event of a trace, or why it has none
 torch_operators.py      the rows of torch's operators
+operator_rows.py        rows from tensors, numbers and strides of operators
 """

@@ -6,14 +6,12 @@ as it is: microbench columns, theory rows, unknown columns, the order of rows an
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from pathlib import Path
 
 from opatlas.capture.cases import Case, Cases, SampleLine
 from opatlas.capture.launches import SOURCE_PROFILE, TimeShare, add_counts, source_cell, time_shares
@@ -34,27 +32,6 @@ _WRITERS = 4
 
 
 @dataclass(frozen=True)
-class DurationChange:
-    """A row whose captured durations have changed; cells as in the CSV."""
-
-    kernel_type: str
-    cells: Mapping[str, str]
-    before: Mapping[str, str]
-    after: Mapping[str, str]
-
-    @property
-    def means_us(self) -> tuple[float, float]:
-        """The means before and after."""
-        return float(self.before[col.PROFILING_AVERAGE]), float(self.after[col.PROFILING_AVERAGE])
-
-    @property
-    def distance(self) -> float:
-        """The absolute logarithm of the ratio of both means: twice and half as long are equally far."""
-        before_us, after_us = self.means_us
-        return abs(math.log(after_us / before_us))
-
-
-@dataclass(frozen=True)
 class TwoPopulations:
     """A row whose launches have two typical durations, so that the mean describes neither."""
 
@@ -63,19 +40,12 @@ class TwoPopulations:
     modes: Modes
 
 
-#: Columns that a report shows before and after.
-REPORTED_COLUMNS = (col.PROFILING_AVERAGE, col.PROFILING_MEDIAN, col.PROFILING_SAMPLES, col.PROFILING_RUN_ID)
-#: Columns that identify a row in a report.
-IDENTIFYING_COLUMNS = (col.INPUT_SHAPES, col.INPUT_DTYPES, col.OUTPUT_SHAPES)
-
-
 @dataclass
 class CsvChanges:
     """The changes of the CSVs. `new`, `updated` and `unchanged` count signatures.
 
     Attributes:
         kernel_types: kernel types whose CSVs were read or written.
-        changes: rows whose captured durations have changed.
         mixed: rows whose launches have two typical durations.
         problems: files and rows that stay as they were, each with the reason.
     """
@@ -84,23 +54,8 @@ class CsvChanges:
     updated: int = 0
     unchanged: int = 0
     kernel_types: list[str] = field(default_factory=list)
-    changes: list[DurationChange] = field(default_factory=list)
     mixed: list[TwoPopulations] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-
-
-def write_report(database: Database, changes: Sequence[DurationChange]) -> Path | None:
-    """Writes `reports/ingest_{time}.csv`, the largest change first; returns its path. Raises OpAtlasError."""
-    values = [f"{when} {column}" for column in REPORTED_COLUMNS for when in ("Old", "New")]
-    rows = [
-        (
-            *(change.kernel_type, *(change.cells[column] for column in IDENTIFYING_COLUMNS)),
-            *(cells[column] for column in REPORTED_COLUMNS for cells in (change.before, change.after)),
-            f"{change.means_us[1] / change.means_us[0]:.4f}",
-        )
-        for change in sorted(changes, key=lambda change: change.distance, reverse=True)
-    ]
-    return database.write_report("ingest", ("Kernel Type", *IDENTIFYING_COLUMNS, *values, "Ratio (new/old)"), rows)
 
 
 def apply_cases(database: Database, cases: Mapping[str, Cases], known: Collection[str]) -> CsvChanges:
@@ -149,23 +104,11 @@ def _apply_to_table(database: Database, kernel_type: str, cases: Cases, known: C
             fold.append({**base, **profiling, **runtime})
             counts.new += 1
             continue
-        before = {column: fold.rows[column][positions[0]] for column in REPORTED_COLUMNS}
         changed = [fold.update(position, profiling, runtime) for position in positions]
         if any(changed):
             counts.updated += 1
         else:
             counts.unchanged += 1
-        was_us = valid_duration(before[col.PROFILING_AVERAGE])
-        durations = (col.PROFILING_AVERAGE, col.PROFILING_MEDIAN)
-        if was_us is not None and any(before[column] != profiling[column] for column in durations):
-            counts.changes.append(
-                DurationChange(
-                    kernel_type,
-                    {column: case.cells.get(column, "") for column in IDENTIFYING_COLUMNS},
-                    before,
-                    {column: profiling[column] for column in REPORTED_COLUMNS},
-                )
-            )
     if counts.new or counts.updated:
         fold.write(database)
     counts.kernel_types.append(kernel_type)

@@ -172,7 +172,9 @@ def fill_rows(
 
 def _no_row_of(batch: Sequence[Sequences], keys: Iterable[JoinKey]) -> str:
     there = [
-        f"{key.kv_sequences} sequences of {key.query[0]} queries" + (f" and {key.key[0]} keys" * (not key.block_table))
+        f"{key.kv_sequences} sequences with {key.query[0]} queries"
+        + (f" and {key.key[0]} keys" * (not key.block_table))
+        + " in all"
         for key in keys
         if key.query and key.key
     ]

@@ -5,7 +5,7 @@
    `rebuild_profiling` brings its samples into the CSVs.
 3. Write the manifest beside the samples.
 4. Write the statistics, pooled over all ingests that count, into the CSVs, one file at a time.
-5. Write the report, and the manifest again with the time at which all of this was done.
+5. Write the manifest again with the time at which all of this was done.
 6. Add an op_mapping.yaml if the database has none.
 
 `rebuild_profiling` computes the Profiling cells of all rows again from the files of the ingests. The caller holds
@@ -21,7 +21,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from opatlas.capture.apply import CsvChanges, apply_cases, clear_edited_rows, unexplained_rows, write_report
+from opatlas.capture.apply import CsvChanges, apply_cases, clear_edited_rows, unexplained_rows
 from opatlas.capture.capture_discovery import CaptureInput, check_unchanged, distinct_captures, earlier_ingests
 from opatlas.capture.cases import Aggregate, CaseKey, SampleLine, case_keys, pool_cases, write_samples
 from opatlas.capture.launches import LaunchCounts
@@ -78,7 +78,6 @@ class IngestResult:
 
     Attributes:
         manifest: None if nothing was written.
-        report: the report of changed durations; None if none changed.
         outcome: changes of the CSVs.
         account: the rows by their outcome.
         files: the captures that were read.
@@ -91,7 +90,6 @@ class IngestResult:
     """
 
     manifest: IngestManifest | None = None
-    report: Path | None = None
     outcome: CsvChanges = field(default_factory=CsvChanges)
     account: LaunchCounts = field(default_factory=LaunchCounts)
     files: Sequence[Path] = ()
@@ -146,7 +144,7 @@ def ingest_captures(database: Database, captures: Sequence[Path], request: Inges
             # Frees some hundred megabytes for captures with very many signatures; the samples are on disk now.
             del aggregate
             done.manifest = ingests[-1].manifest
-            done.outcome, done.report = _write_statistics(database, ingests, done.manifest, keys)
+            done.outcome = _write_statistics(database, ingests, done.manifest, keys)
             done.problems += done.outcome.problems
     if done.manifest is not None or done.already:
         with database.lock():
@@ -201,11 +199,10 @@ def _store_samples(
 
 def _write_statistics(
     database: Database, ingests: Sequence[Ingest], manifest: IngestManifest, keys: set[CaseKey]
-) -> tuple[CsvChanges, Path | None]:
-    """Runs steps 4 and 5 for the cases of one ingest. Returns the report if durations changed. Raises OpAtlasError."""
+) -> CsvChanges:
+    """Runs steps 4 and 5 for the cases of one ingest. Raises OpAtlasError."""
     cases = pool_cases(ingests, keys)
     outcome = apply_cases(database, cases, _ingest_ids(ingests))
-    report = write_report(database, outcome.changes)
     manifest.kernel_types = len(cases)
     manifest.signatures = SignatureCounts(outcome.new, outcome.updated, outcome.unchanged)
     others = {run_id for of_type in cases.values() for run_id in of_type.run_ids}
@@ -213,7 +210,7 @@ def _write_statistics(
     # The next ingest tries again what has problems.
     manifest.finished_at = None if outcome.problems else time.time()
     manifest.write(database)
-    return outcome, report
+    return outcome
 
 
 def _complete_interrupted(database: Database, done: IngestResult) -> list[str]:
@@ -222,7 +219,7 @@ def _complete_interrupted(database: Database, done: IngestResult) -> list[str]:
     ingests = read_ingests(database)
     for ingest in ingests:
         if ingest.manifest.finished_at is None and ingest.samples is not None:
-            outcome, _ = _write_statistics(database, ingests, ingest.manifest, case_keys(ingest))
+            outcome = _write_statistics(database, ingests, ingest.manifest, case_keys(ingest))
             done.problems += outcome.problems
             if not outcome.problems:
                 completed.append(ingest.manifest.run_id)

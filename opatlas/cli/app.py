@@ -11,7 +11,7 @@ from cyclopts import App, CycloptsError, Group, Parameter
 
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.installation import Command
-from opatlas.show.output import Output, print_note, run_guarded
+from opatlas.show.output import print_note, print_result, run_guarded
 from opatlas.show.result import Result
 
 if TYPE_CHECKING:
@@ -124,15 +124,12 @@ def _add_output(app: App) -> None:
         """
         if json and format:
             raise UsageError("--json and --format name two formats: leave one of them out")
-        output = Output("json" if json else format or "screen")
         try:
-            command, bound, injected = app.parse_args(words, exit_on_error=False, print_error=False)
-            if "output" in injected:
-                bound.arguments["output"] = output
+            command, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
             result = command(*bound.args, **bound.kwargs)
         except ImportError as error:
             raise _not_installed(error) from None
-        return output.show(result) if isinstance(result, Result) else 0
+        return print_result(result, "json" if json else format or "screen") if isinstance(result, Result) else 0
 
     # run_guarded answers an interrupt.
     app.meta.suppress_keyboard_interrupt = False

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import nullcontext, redirect_stdout
+from contextlib import redirect_stdout
 from dataclasses import asdict
 from importlib import import_module
 from io import StringIO
@@ -17,7 +18,7 @@ from opatlas.ask.checks.duration_checks import Alignment, AlignmentVerdict, alig
 from opatlas.errors import usage_errors
 from opatlas.formats import microseconds, percent
 from opatlas.installation import require_extra
-from opatlas.show import Column, Fields, Output, Result, Table
+from opatlas.show import Column, Fields, Result, Table, print_note
 from opatlas.show.parameters import DatabaseFolder
 from opatlas.show.result import Part
 
@@ -29,7 +30,6 @@ def check(
     database: DatabaseFolder,
     /,
     *options: Annotated[str, Parameter(name="OPTIONS", allow_leading_hyphen=True)],
-    output: Annotated[Output, Parameter(parse=False)],
 ) -> Result:
     """Tests the data of a database. Each check and kernel type is a case of pytest.
 
@@ -37,16 +37,17 @@ def check(
 
     Args:
         database: folder of {KernelType}.csv files, or a device such as NVIDIA_H200.
-        options: options of pytest: -k, -x, -v, --junit-xml and others; with any, what pytest prints is shown, too.
+        options: options of pytest: -k, -x, -v, --junit-xml and others; with any, what pytest prints is on stderr.
             --strict fails known and advisory findings, and entries of known_findings.yaml without a finding.
     """
     require_extra("bench", "`opatlas check`", "pytest")
     run_checks = import_module("opatlas.plugins.check").run_checks
-    is_shown = output.format == "text" or (output.format == "screen" and options)
-    with usage_errors(), nullcontext() if is_shown else redirect_stdout(StringIO()) as printed:
+    unasked = StringIO()
+    with usage_errors(), redirect_stdout(sys.stderr if options else unasked):
         status, found = run_checks(database, options)
     if status not in _CASES_RAN:
-        return Result([printed.getvalue()] if printed and output.is_text else [], status=status)
+        print_note(unasked.getvalue())
+        return Result(status=status)
     return Result(list(_parts(found)), _json(found, status), found.problems, status)
 
 

@@ -22,8 +22,7 @@ from opatlas.row.slots import base_type, row_slots
 from opatlas.run.devices.device import device_kinds
 from opatlas.run.implementation import TORCH, Implementation, KernelSource
 from opatlas.run.implementation_catalog import every_implementation, is_overload, named_implementations
-from opatlas.run.kernel_facts import proof_of, read_calls, read_implementation_proofs
-from opatlas.run.registry import replay_spec, replays_of_bench
+from opatlas.run.registry import proof_of, read_calls, read_implementation_proofs, replay_spec, replays_of_bench
 from opatlas.show.parameters import Names
 from opatlas.show.result import Column, Fields, Part, Result, Table
 from opatlas.text import suggest

@@ -200,7 +200,6 @@ def _database_parts(database: Database, done: IngestResult) -> Iterator[Part]:
             "database": str(database.path),
             "run": done.manifest and done.manifest.run_id,
             "completed": ", ".join(done.completed),
-            "changes": done.report and str(done.report),
             "op_mapping.yaml": mapping and (f"copy of {mapping.source}" if mapping.source else "new"),
             "rows with a replay": f"{rows - sum(each.count for each in without):,} of {rows:,}",
         }
@@ -243,7 +242,6 @@ def _captures_json(done: IngestResult) -> dict[str, object]:
         "new": outcome.new,
         "updated": outcome.updated,
         "unchanged": outcome.unchanged,
-        "changes": outcome.changes,
         "two_populations": outcome.mixed,
         "problems": done.problems,
     }

@@ -205,7 +205,7 @@ def export(database: Annotated[str, Parameter(name="DB")], /, *, output: Path) -
     if rows.empty:
         raise OpAtlasError(f"{opened.path}: no row has a duration: nothing was written")
     if output.suffix == ".parquet":
-        write_parquet(rows, output)
+        write_atomically(output, lambda temporary: rows.to_parquet(temporary, index=False))
     else:
         write_text(output, rows.to_csv(index=False, lineterminator="\n"))
     written = Table(("file", "rows", "kernel types"), [(str(output), len(rows), rows["kernel_type"].nunique())])
@@ -259,17 +259,3 @@ def _rows_of(database: OpenDatabase, kernel_type: str) -> pd.DataFrame:
 def _dtype(word: object) -> str:
     known = known_dtype(str(word))
     return dtype_name(str(word)) if known is None else known.name
-
-
-def write_parquet(table: pd.DataFrame, path: Path) -> None:
-    """Writes a table as Parquet. Raises OpAtlasError."""
-    import pyarrow as pa
-    import pyarrow.parquet
-
-    content = pa.Table.from_pandas(table, preserve_index=False)
-
-    def write(temporary: str) -> None:
-        with open(temporary, "wb") as file:
-            pyarrow.parquet.write_table(content, file)
-
-    write_atomically(path, write)

@@ -22,8 +22,7 @@ from opatlas.formats import percent
 from opatlas.installation import require_extra
 from opatlas.row.location import ROOT, database_folder, expect_database, list_databases
 from opatlas.run.devices.device import device_kinds
-from opatlas.run.kernel_facts import WITHOUT_REPLAY, proof_of, read_calls
-from opatlas.run.registry import replay_spec, replays_of_bench
+from opatlas.run.registry import WITHOUT_REPLAY, proof_of, read_calls, replay_spec, replays_of_bench
 from opatlas.show.parameters import DatabaseFolder, Steps
 from opatlas.show.result import Column, Fields, Part, Result, Table
 from opatlas.text import suggest

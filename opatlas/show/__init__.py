@@ -6,17 +6,17 @@ compared.py         the tables of a comparison
 site/               the pages of `opatlas report`
 """
 
-from opatlas.show.output import Format, Output, print_error, print_note, print_problems
+from opatlas.show.output import Format, print_error, print_note, print_problems, print_result
 from opatlas.show.result import Column, Fields, Result, Table
 
 __all__ = [
     "Column",
     "Fields",
     "Format",
-    "Output",
     "Result",
     "Table",
     "print_error",
     "print_note",
     "print_problems",
+    "print_result",
 ]

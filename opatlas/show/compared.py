@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from opatlas.ask.compare.calls import MISSING, Basis, CallPair, captured_call
@@ -30,20 +30,12 @@ _COMPOSED = {
     "both": "both are compositions",
 }
 
-#: A column of figures.
-_Figure = tuple[Column | str, Callable[[RivalFigures], Any]]
-
-
-def _count(name: str) -> _Figure:
-    return name, lambda figures: getattr(figures, name) or None
-
-
-def _verdict(verdict: PairVerdict) -> _Figure:
-    return str(verdict), lambda figures: figures.verdicts.get(verdict.value)
-
-
-def _mean(name: str, header: str = "") -> _Figure:
-    return Column(header or name, mean), lambda figures: found if (found := getattr(figures, name)).rows else None
+_MEANS = ("covered", "deployed", "composed", "mean")
+_COUNTS = ("rows", "measured", "unsupported", "wrong", "crashed", "missing", "lost", "new", "compositions")
+_VERDICTS, _FAST = tuple(map(str, PairVerdict)), tuple(f">= {p:g}x" for p in FAST)
+_OVER_TIME = ("rows", *_VERDICTS, "lost", "new", "mean")
+_SPEED_UPS = ("in common", *_VERDICTS, "covered", "deployed", "compositions", "composed")
+_OF_KERNEL_TYPE = (*_COUNTS[:5], str(PairVerdict.SLOW), str(PairVerdict.FAST), "covered", "deployed")
 
 
 def mean(found: Mean) -> str:
@@ -53,17 +45,28 @@ def mean(found: Mean) -> str:
     return f"{ratio(found.ratio)}{ends}"
 
 
-def _fast(p: float) -> _Figure:
-    return Column(f">= {p:g}x", percent), lambda figures: figures.fast[p]
-
-
-_COMMON: _Figure = "in common", lambda figures: sum(figures.verdicts.values())
-_STATUSES = tuple(map(_count, ("rows", "measured", "unsupported", "wrong", "crashed")))
-_VERDICTS = tuple(map(_verdict, PairVerdict))
-_MEANS = (_mean("covered"), _mean("deployed"))
-_OVER_TIME = (_count("rows"), *_VERDICTS, _count("lost"), _count("new"), _mean("covered", "mean"))
-_SPEED_UPS = (_COMMON, *_VERDICTS, *_MEANS, _count("compositions"), _mean("composed"))
-_OF_KERNEL_TYPE = (*_STATUSES, _verdict(PairVerdict.SLOW), _verdict(PairVerdict.FAST), *_MEANS)
+def _figures(
+    what: str, figures: Mapping[str, RivalFigures], names: Sequence[str], title: str, *, detail: bool = False
+) -> Table:
+    """Returns a table of figures by their names; `what` says whose they are."""
+    columns = [Column(name, mean if name in _MEANS else percent if name in _FAST else str) for name in names]
+    rows = []
+    for label, found in figures.items():
+        means = {
+            "covered": found.covered,
+            "deployed": found.deployed,
+            "composed": found.composed,
+            "mean": found.covered,
+        }
+        cells = {
+            **{name: getattr(found, name) or None for name in _COUNTS},
+            "in common": sum(found.verdicts.values()),
+            **found.verdicts,
+            **{name: each if each.rows else None for name, each in means.items()},
+            **dict(zip(_FAST, found.fast.values(), strict=True)),
+        }
+        rows.append((label, *map(cells.get, names)))
+    return Table((what, *columns), rows, title, detail=detail)
 
 
 def parts(comparison: DatabaseComparison) -> Iterator[Part]:
@@ -76,7 +79,8 @@ def parts(comparison: DatabaseComparison) -> Iterator[Part]:
         yield rows_table(comparison, rival)
         yield _kernel_types(comparison, rival)
     if not over_time:
-        yield _figures_table(comparison, shown, (*_STATUSES, _count("missing"), *map(_fast, FAST)), "rows", detail=True)
+        totals = {rival.label: comparison.total(rival.name) for rival in shown}
+        yield _figures("database", totals, (*_COUNTS[:6], *_FAST), "rows", detail=True)
     yield _losses(comparison, shown)
     without = [(name, len(comparison.by_kernel_type[name])) for name in comparison.without_rival]
     yield Table(("kernel type", "rows"), without, "kernel types that no rival measured", detail=True)
@@ -113,8 +117,10 @@ def evidence(comparison: DatabaseComparison, rival: ComparedDatabase) -> Fields:
 def figures_table(comparison: DatabaseComparison, rivals: Sequence[ComparedDatabase]) -> Table:
     """Returns the verdicts and means of rivals over all rows."""
     over_time = all(rival.runs_as(comparison.baseline) for rival in rivals)
-    title = f"speed-up over {comparison.baseline.label}"
-    return _figures_table(comparison, rivals, _OVER_TIME if over_time else _SPEED_UPS, title)
+    totals = {rival.label: comparison.total(rival.name) for rival in rivals}
+    return _figures(
+        "database", totals, _OVER_TIME if over_time else _SPEED_UPS, f"speed-up over {comparison.baseline.label}"
+    )
 
 
 def rows_table(comparison: DatabaseComparison, rival: ComparedDatabase) -> Table:
@@ -149,32 +155,16 @@ def _databases(comparison: DatabaseComparison, over_time: bool) -> Table:
     return Table(("database", "role", "measured", "fastest", "folder"), rows, "databases", detail=True)
 
 
-def _figures_table(
-    comparison: DatabaseComparison,
-    rivals: Sequence[ComparedDatabase],
-    figures: Sequence[_Figure],
-    title: str,
-    *,
-    detail: bool = False,
-) -> Table:
-    rows = []
-    for rival in rivals:
-        total = comparison.total(rival.name)
-        rows.append((rival.label, *(value(total) for _, value in figures)))
-    return Table(("database", *(column for column, _ in figures)), rows, title, detail=detail)
-
-
 def _kernel_types(comparison: DatabaseComparison, rival: ComparedDatabase) -> Table:
     """Returns the figures by kernel type; of one implementation those with another verdict than SAME."""
     over_time = rival.runs_as(comparison.baseline)
-    figures = _OVER_TIME if over_time else _OF_KERNEL_TYPE
     found = comparison.figures(rival.name)
-    changed = [each for each in found if not (over_time and each.verdicts == {PairVerdict.SAME.value: each.rows})]
-    rows = [(each.kernel_type, *(value(each) for _, value in figures)) for each in changed]
+    is_same = [over_time and each.verdicts == {PairVerdict.SAME.value: each.rows} for each in found]
+    changed = {each.kernel_type: each for each, same in zip(found, is_same, strict=True) if not same}
     title = f"{rival.label}: kernel types"
     if len(changed) < len(found):
         title += f" (others, all SAME: {len(found) - len(changed):,})"
-    return Table(("kernel type", *(column for column, _ in figures)), rows, title)
+    return _figures("kernel type", changed, _OVER_TIME if over_time else _OF_KERNEL_TYPE, title)
 
 
 def _row(
@@ -186,15 +176,8 @@ def _row(
         "host-bound": pair.host_bound,
         pair.reason: bool(pair.reason),
     }
-    return (
-        str(pair.verdict),
-        pair.baseline_us,
-        pair.rival_us,
-        pair.speed_up,
-        pair.ratios,
-        ", ".join(name for name, holds in remarks.items() if holds),
-        row.case_id,
-    )
+    remark = ", ".join(name for name, holds in remarks.items() if holds)
+    return str(pair.verdict), pair.baseline_us, pair.rival_us, pair.speed_up, pair.ratios, remark, row.case_id
 
 
 def _interval(ratios: RatioInterval) -> str:

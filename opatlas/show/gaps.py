@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
-from opatlas.data.csv_files import write_rows
 from opatlas.data.database import Database
 from opatlas.errors import OpAtlasError
 from opatlas.formats import microseconds, ratio
@@ -17,21 +15,13 @@ from opatlas.show.result import Column, Table
 
 #: A replay within 20 % of the capture agrees with it.
 LOWEST_RATIO, HIGHEST_RATIO = 0.8, 1.2
-_ROW = (col.INPUT_SHAPES, col.INPUT_DTYPES, col.OUTPUT_SHAPES)
-#: Columns that say how the two durations of a gap were measured, and their quality.
-_HOW_TAKEN = (
-    *(
-        col.INSTRUMENT,
-        col.QUALITY,
-        col.MICROBENCH_STD,
-        col.MICROBENCH_SAMPLES,
-        col.MICROBENCH_HELPER_KERNELS,
-        col.RUN_ID,
-    ),
-    *(col.PROFILING_STD, col.PROFILING_SAMPLES, col.PROFILING_POPULATIONS, col.PROFILING_RUN_ID),
-    *(col.KERNEL_NAMES, col.PROFILING_KERNEL_NAMES),
+#: Columns of a gap, and those of them that the terminal shows; the CSV has all.
+_CELLS = (
+    *(col.INPUT_SHAPES, col.QUALITY, col.PROFILING_POPULATIONS, col.INPUT_DTYPES, col.OUTPUT_SHAPES, col.INSTRUMENT),
+    *(col.MICROBENCH_STD, col.MICROBENCH_SAMPLES, col.MICROBENCH_HELPER_KERNELS, col.RUN_ID, col.PROFILING_STD),
+    *(col.PROFILING_SAMPLES, col.PROFILING_RUN_ID, col.KERNEL_NAMES, col.PROFILING_KERNEL_NAMES),
 )
-_RATIO = "Ratio (microbench/profiling)"
+_SHOWN = _CELLS[:3]
 
 
 @dataclass(frozen=True)
@@ -39,7 +29,7 @@ class Gap:
     """A row with a replayed and a captured duration.
 
     Attributes:
-        cells: the cells of `_ROW` and `_HOW_TAKEN`; "" for a missing column.
+        cells: the cells of `_CELLS`; "" for a missing column.
     """
 
     kernel_type: str
@@ -77,7 +67,7 @@ def find_gaps(
             problems.append(str(error))
             continue
         microbench, profiling = table.durations_us(col.AVERAGE), table.durations_us(col.PROFILING_AVERAGE)
-        cells = {name: table.cells(name) for name in (*_ROW, *_HOW_TAKEN)}
+        cells = {name: table.cells(name) for name in _CELLS}
         gaps += [
             Gap(
                 kernel_type,
@@ -91,42 +81,23 @@ def find_gaps(
     return sorted(gaps, key=lambda gap: -max(gap.ratio, 1 / gap.ratio)), problems
 
 
-def write_gap_csv(path: Path, gaps: Sequence[Gap]) -> None:
-    """Writes the rows with a ratio outside 0.8 to 1.2, largest difference first. Raises OpAtlasError."""
-    header = ("Kernel Type", *_ROW, col.AVERAGE, col.PROFILING_AVERAGE, _RATIO, *_HOW_TAKEN, "Signature")
+def gap_table(gaps: Sequence[Gap]) -> Table:
+    """Returns the rows whose replayed and captured durations differ by 20 % or more, the largest difference first."""
+    columns: list[Column | str] = [
+        *(Column("Ratio (microbench/profiling)", ratio), "Kernel Type", Column(col.AVERAGE, microseconds)),
+        *(Column(col.PROFILING_AVERAGE, microseconds), *(Column(name, wide=name not in _SHOWN) for name in _CELLS)),
+        Column("Signature", wide=True),
+    ]
     rows = [
         (
-            *(gap.kernel_type, *(gap.cells[name] for name in _ROW)),
-            *(f"{value:.4f}" for value in (gap.microbench_us, gap.profiling_us, gap.ratio)),
-            *(*(gap.cells[name] for name in _HOW_TAKEN), gap.signature),
+            *(gap.ratio, gap.kernel_type, gap.microbench_us, gap.profiling_us),
+            *(*(gap.cells.get(name) for name in _CELLS), gap.signature),
         )
         for gap in gaps
         if gap.outside
     ]
-    write_rows(path, header, rows)
-
-
-def gap_table(gaps: Sequence[Gap], most: int) -> Table:
-    """Returns the first `most` rows whose replayed and captured durations differ by 20 % or more."""
-    outside = [gap for gap in gaps if gap.outside]
-    columns = (
-        *(Column("replayed / captured", ratio), "kernel type", "input shapes"),
-        *(Column("replayed(us)", microseconds), "quality", Column("captured(us)", microseconds), "captured modes"),
-    )
-    rows = [
-        (
-            *(gap.ratio, gap.kernel_type, gap.cells[col.INPUT_SHAPES]),
-            *(
-                gap.microbench_us,
-                gap.cells.get(col.QUALITY),
-                gap.profiling_us,
-                gap.cells.get(col.PROFILING_POPULATIONS),
-            ),
-        )
-        for gap in outside[:most]
-    ]
-    title = f"Replayed durations 20 % or more off the captured ones: {len(outside):,} of {len(gaps):,} rows"
-    return Table(columns, rows, title, left_out=len(outside) - len(rows))
+    title = f"Replayed durations 20 % or more off the captured ones: {len(rows):,} of {len(gaps):,} rows"
+    return Table(columns, rows, title)
 
 
 def gaps_by_type(gaps: Sequence[Gap]) -> Table:

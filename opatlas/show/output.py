@@ -9,7 +9,6 @@ import io
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from opatlas.errors import OpAtlasError, UsageError
@@ -25,37 +24,26 @@ USAGE = 2
 _INTERRUPTED = 130
 
 
-@dataclass(frozen=True)
-class Output:
-    """How a command shows its result.
+def print_result(result: Result, how: Format = "screen") -> int:
+    """Prints a result, its problems on stderr, and returns its exit status.
 
-    Attributes:
-        format: of stdout: what fits on a screen, or all that was found in another format.
+    Args:
+        how: what fits on a screen, or all that was found in another format.
     """
-
-    format: Format = "screen"
-
-    @property
-    def is_text(self) -> bool:
-        """Whether a person reads stdout while the command runs."""
-        return self.format in ("screen", "text")
-
-    def show(self, result: Result) -> int:
-        """Prints a result, its problems on stderr, and returns its exit status."""
-        if self.format == "json":
-            shown = json_text(result)
-        elif self.format == "csv":
-            shown = csv_text(result.parts)
-        elif self.format == "markdown":
-            shown = markdown(result.parts)
-        elif self.format == "text":
-            shown = text(result.parts, output_width(UNLIMITED), styled=sys.stdout.isatty())
-        else:
-            shown = screen(result.parts, output_width(SCREEN_COLUMNS), styled=sys.stdout.isatty())
-        if shown:
-            print(shown, flush=True)
-        print_problems(result.problems)
-        return result.exit_status
+    if how == "json":
+        shown = json_text(result)
+    elif how == "csv":
+        shown = csv_text(result.parts)
+    elif how == "markdown":
+        shown = markdown(result.parts)
+    elif how == "text":
+        shown = text(result.parts, output_width(UNLIMITED), styled=sys.stdout.isatty())
+    else:
+        shown = screen(result.parts, output_width(SCREEN_COLUMNS), styled=sys.stdout.isatty())
+    if shown:
+        print(shown, flush=True)
+    print_problems(result.problems)
+    return result.exit_status
 
 
 def output_width(otherwise: int) -> int:

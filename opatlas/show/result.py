@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from textwrap import wrap
 from typing import Any
+from unicodedata import east_asian_width
 
 import msgspec
 
@@ -121,7 +122,7 @@ UNLIMITED = 100_000
 #: The lines of a screen, and its columns where no terminal tells them.
 SCREEN_LINES, SCREEN_COLUMNS = 24, 120
 #: The fewest columns of a terminal that a header and a text get in a table.
-_LEAST_HEADER, _LEAST = 9, 16
+_LEAST_HEADER, _LEAST = 12, 16
 #: The most lines of a field on a screen.
 _MOST_LINES = 2
 _NUMBERS = (int, float)
@@ -350,10 +351,11 @@ def _sizes(cells: Sequence[Sequence[str]], rights: Sequence[bool], width: int, c
 
 
 def _shortened(cell: str, size: int) -> list[str]:
-    """Returns what fits of a cell: the beginning of a sentence, both ends of a name."""
+    """Returns what fits of a cell: the beginning of a sentence, of a name the beginning and its last part."""
     if _columns_of(cell) <= size:
         return [cell]
-    end = 0 if " " in cell else size // 2
+    last_part = len(cell) - max(map(cell.rfind, "/-"))
+    end = 0 if " " in cell else min(last_part, size // 2)
     return [f"{cell[: size - 1 - end]}…{cell[len(cell) - end :]}"]
 
 
@@ -378,11 +380,7 @@ def _bold(line: str, styled: bool) -> str:
 
 def _columns_of(cell: str) -> int:
     """Returns how many columns of a terminal a text takes."""
-    if cell.isascii():
-        return len(cell)
-    from rich.cells import cell_len
-
-    return cell_len(cell)
+    return len(cell) if cell.isascii() else sum(1 + (east_asian_width(each) in "WF") for each in cell)
 
 
 def _field_lines(fields: Fields, width: int, cut: bool) -> list[str]:

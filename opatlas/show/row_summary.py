@@ -88,14 +88,8 @@ class RowSummary:
         """The quality, if it needs a warning or is a composition; "" otherwise."""
         return self.quality.value if self.quality is Quality.COMPOSITION else self.warning
 
-    def text(self) -> str:
-        """Returns `601.4 us ±2.1 % (20) 1.6 TB/s 34.2 % of peak`."""
-        share = "" if self.share is None else f"{formats.percent(self.share)} of peak"
-        parts = (formats.duration(self.median_us), formats.noise(self.noise), f"({self.samples})", self.mark, self.rate)
-        return " ".join(filter(None, (*parts, share)))
-
     def line(self) -> str:
-        """Returns `15.1 us ±0.9 % n=30 cold cupti, captured 14.2 us (1.06x)`, which CI shows."""
+        """Returns `15.1 us ±0.9 % n=30 cold cupti, captured 14.2 us (1.06x)`, which -v and CI show."""
         parts = [formats.duration(self.median_us), formats.noise(self.noise), f"n={self.samples}", self.cache]
         parts = [" ".join(filter(None, (*parts, self.instrument)))]
         parts += filter(None, [self.mark, self.rate])

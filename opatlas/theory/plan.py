@@ -21,7 +21,7 @@ from opatlas.row.slots import FP8, split_cell
 from opatlas.row.table import RowTable
 from opatlas.theory.catalog import CatalogKernel
 from opatlas.theory.known_rows import KnownRows, sorted_forms
-from opatlas.theory.refused_shapes import MoeShape, load_constraints
+from opatlas.theory.refused_shapes import read_constraints, shape_of
 from opatlas.theory.sources import Targets
 from opatlas.theory.space import Batch, Space, TheoryRow
 
@@ -183,35 +183,23 @@ def plan_kernel(kernel: CatalogKernel, table: RowTable, request: Request) -> Ker
     )
     sizes = np.concatenate([batch.bytes for batch in batches]) if batches else np.zeros(0, dtype=np.int64)
     plan = KernelPlan(frame.iloc[places].fillna(""), list(chosen), sizes[places], facts)
-    refused = _refused(table.path.parent, plan)
+    refused = _refused(table, plan)
     plan = plan.without(refused)
     facts = replace(plan.facts, existing=0, refused=len(refused))
     return replace(plan, facts=facts).without(set(existing))
 
 
-def _refused(database: Path, plan: KernelPlan) -> set[str]:
-    """Returns the signatures of rows that a database's device refuses, by the shapes that were tried.
-
-    Raises:
-        OpAtlasError: the table of these shapes cannot be read.
-    """
-    kernel_type = plan.facts.kernel_type
-    constraints = load_constraints(database) if kernel_type == "DispatchFFNCombine" else None
+def _refused(table: RowTable, plan: KernelPlan) -> set[str]:
+    """Returns the signatures of rows that the device of a table refuses, by the shapes that it was run with."""
+    constraints = read_constraints(table) if table.kernel_type == "DispatchFFNCombine" else None
     if constraints is None or not constraints.trials or not plan.signatures:
         return set()
     cells = zip(plan.signatures, *(plan.frame[name] for name in (INPUT_SHAPES, INPUT_DTYPES, EP_SIZE)), strict=True)
     return {
         name
         for name, shapes, dtypes, ep_size in cells
-        if not constraints.accepts(_shape(shapes), ep_size=int(ep_size), weights=split_cell(dtypes)[1])
+        if not constraints.accepts(shape_of(shapes), ep_size=int(ep_size), weights=split_cell(dtypes)[1])
     }
-
-
-def _shape(shapes: str) -> MoeShape:
-    """Returns the sizes of a DispatchFFNCombine row: x is (M, H), slot 3 (M, k), slot 4 (E, N)."""
-    slots = [[int(size) for size in words.split(",")] for words in split_cell(shapes)]
-    (m, h), (_, top_k), (experts, n) = slots[0], slots[3], slots[4]
-    return MoeShape(m=m, h=h, n=n, experts=experts, top_k=top_k)
 
 
 def _candidates(

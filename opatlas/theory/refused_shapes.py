@@ -1,23 +1,26 @@
-"""The shapes that a device's DispatchFFNCombine was tried with and accepts: constraints/DispatchFFNCombine.csv.
+"""The shapes that DispatchFFNCombine accepts, by the statuses of its rows in a database.
 
-`python -m opatlas.outer.doctor.shape_probe` writes the table, one row for each case that it tried.
-`Constraints.accepts` says whether a theory row may be added; nothing is refused for kernels that were not tried.
+`python -m opatlas.outer.doctor.shape_probe` adds rows that tell the limits of each size. `Constraints.accepts` says
+whether a theory row may be added; nothing is refused for kernels that were not tried.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields, replace
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from pathlib import Path
 
-from opatlas.data.csv_files import read_text_csv, write_rows
-from opatlas.errors import OpAtlasError
-from opatlas.files import safe_folder
+from opatlas.row.columns import EP_SIZE, INPUT_DTYPES, INPUT_SHAPES, STATUS
+from opatlas.row.signature import column_cells
+from opatlas.row.slots import split_cell
 from opatlas.row.status import Status
+from opatlas.row.table import RowTable
 
-_FILE = "DispatchFFNCombine.csv"
+#: Statuses of a row whose shape the kernel refuses: a case that crashes counts.
+_REFUSED = frozenset({Status.FAILED, Status.CRASHED, Status.TIMEOUT, Status.OOM, Status.DEVICE_ERROR})
 
 
 @dataclass(frozen=True)
@@ -52,28 +55,11 @@ class MoeKernel:
 
 @dataclass(frozen=True)
 class Trial:
-    """A case that was tried.
-
-    Attributes:
-        kernel, shape: the case.
-        is_base: whether the case is the base of the other cases.
-        status, reason: the outcome. The kernel accepts the case if the status is "measured".
-        run_id: the run, whose manifest names device and versions.
-    """
+    """A case that was run, and whether the kernel accepts it."""
 
     kernel: MoeKernel
     shape: MoeShape
-    is_base: bool
-    status: Status
-    reason: str
-    run_id: str
-
-    @property
-    def accepted(self) -> bool:
-        return self.status is Status.MEASURED
-
-
-_HEADER = ("EP Size", "Weights", *AXES, "Base", "Accepted", "Status", "Reason", "Run ID")
+    accepted: bool
 
 
 @dataclass(frozen=True)
@@ -102,7 +88,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Constraints:
-    """The cases that were tried, and the limits that follow from them."""
+    """The cases that were run, and the limits that follow from them."""
 
     trials: tuple[Trial, ...] = ()
 
@@ -130,10 +116,19 @@ class Constraints:
 
     @cached_property
     def _limits(self) -> dict[MoeKernel, dict[str, Limits]]:
-        bases = {trial.kernel: trial.shape for trial in self.trials if trial.is_base and trial.accepted}
+        bases = {kernel: base for kernel in {trial.kernel for trial in self.trials} if (base := self._base(kernel))}
         return {
             kernel: {axis: self._axis_limits(kernel, base, axis) for axis in AXES} for kernel, base in bases.items()
         }
+
+    def _base(self, kernel: MoeKernel) -> MoeShape | None:
+        """Returns the accepted shape that the most cases differ from in one size alone; None without any."""
+        shapes = [trial.shape for trial in self.trials if trial.kernel == kernel]
+        lines = Counter((axis, replace(shape, **{axis: 0})) for shape in shapes for axis in AXES)
+        accepted = [trial.shape for trial in self.trials if trial.kernel == kernel and trial.accepted]
+        return max(
+            accepted, key=lambda shape: sum(lines[axis, replace(shape, **{axis: 0})] for axis in AXES), default=None
+        )
 
     def _axis_limits(self, kernel: MoeKernel, base: MoeShape, axis: str) -> Limits:
         along = {
@@ -164,47 +159,24 @@ class Constraints:
         return found
 
 
-def constraints_file(database: Path) -> Path:
-    """Returns the path of a database's table."""
-    return safe_folder(database / "constraints") / _FILE
+def shape_of(shapes: str) -> MoeShape:
+    """Returns the sizes of a row: x is (M, H), slot 3 (M, k), slot 4 (E, N). Raises ValueError for other slots."""
+    slots = [[int(size) for size in words.split(",")] for words in split_cell(shapes)[:5]]
+    (m, h), _, _, (_, top_k), (experts, n) = slots
+    return MoeShape(m=m, h=h, n=n, experts=experts, top_k=top_k)
 
 
-def load_constraints(database: Path) -> Constraints:
-    """Returns the cases that were tried on the device of a database; none without a table. Raises OpAtlasError."""
-    path = constraints_file(database)
-    if not path.exists():
-        return Constraints()
-    table = read_text_csv(path)
-    if tuple(table.columns) != _HEADER:
-        raise OpAtlasError(f"{path}: its columns must be {', '.join(_HEADER)}: remove the file and probe again")
-    lines = table.itertuples(index=False, name=None)
-    return Constraints(
-        tuple(_trial(dict(zip(_HEADER, line, strict=True)), path, number) for number, line in enumerate(lines, start=2))
-    )
+def read_constraints(table: RowTable) -> Constraints:
+    """Returns what the rows of DispatchFFNCombine in a database tell; none without a status."""
+    return Constraints(tuple(_trials(table)))
 
 
-def save_constraints(database: Path, kernel: MoeKernel, trials: Sequence[Trial]) -> Path:
-    """Replaces the cases of a kernel in the table, and returns its path. Raises OpAtlasError."""
-    path = constraints_file(database)
-    others = [trial for trial in load_constraints(database).trials if trial.kernel != kernel]
-    write_rows(path, _HEADER, map(_cells, [*others, *trials]))
-    return path
-
-
-def _cells(trial: Trial) -> tuple[object, ...]:
-    answers = ("yes" if trial.is_base else "", "yes" if trial.accepted else "no", trial.status.value, trial.reason)
-    return (*astuple(trial.kernel), *astuple(trial.shape), *answers, trial.run_id)
-
-
-def _trial(line: dict[str, str], path: Path, number: int) -> Trial:
-    try:
-        return Trial(
-            MoeKernel(int(line["EP Size"]), line["Weights"]),
-            MoeShape(*(int(line[axis]) for axis in AXES)),
-            line["Base"] == "yes",
-            Status(line["Status"]),
-            line["Reason"],
-            line["Run ID"],
-        )
-    except ValueError as error:
-        raise OpAtlasError(f"{path}:{number}: {error}: correct or remove the line") from None
+def _trials(table: RowTable) -> Iterator[Trial]:
+    names = (STATUS, INPUT_SHAPES, INPUT_DTYPES, EP_SIZE)
+    for status, shapes, dtypes, ep_size in zip(*(column_cells(table.frame, name) for name in names), strict=True):
+        found = Status.from_cell(status)
+        if found is Status.MEASURED or found in _REFUSED:
+            # Weights of each expert have a slot of their own: such rows tell nothing.
+            with suppress(ValueError):
+                kernel = MoeKernel(int(ep_size), split_cell(dtypes)[1])
+                yield Trial(kernel, shape_of(shapes), found is Status.MEASURED)

@@ -65,9 +65,9 @@ def test_findings_fail_with_their_rows(database: Path, tmp_path: Path, check: Ch
 
 
 def test_options_of_pytest_choose_cases_whose_findings_are_listed(database: Path, check: Check) -> None:
-    status, out, _ = check(database, "-v", "-k", "monotone and MatMulV2 or noisy", "--format", "text")
+    status, out, err = check(database, "-v", "-k", "monotone and MatMulV2 or noisy", "--format", "text")
     assert status == 1
-    assert "monotone::MatMulV2 FAILED" in out
+    assert "monotone::MatMulV2 FAILED" in err
     assert "mixed" not in out
     assert len(re.findall(r"^noisy +MatMulV3\.csv:\d+ ", out, re.MULTILINE)) == 8
 

@@ -12,7 +12,7 @@ from opatlas.ask.query.step_time import StepConstants, StepTime, step_time
 from opatlas.theory.model_step import Step, step_memory
 from opatlas.theory.sources import resolve_model
 
-CONSTANTS = StepConstants(0.5, 200.0, 0.25, 0.02, 0.01, 4.0, 0.2, 0.5, 0.02)
+CONSTANTS = StepConstants(0.5, 200.0, 0.25, 0.02, 0.01, 4.0, 0.2, 0.5, 0.02, 0.3)
 
 
 def cost(tera_ops: float, device: str = "NVIDIA_H200", step: Step | None = None, **changed: Any) -> ModelCost:
@@ -37,9 +37,9 @@ def test_a_step_is_its_calls_and_what_the_graph_and_their_place_add() -> None:
     found = time(100.0)
     assert found.kernels_us == 2200
     # A gap before each kernel, of which a product has two; a part without a duration is in no part of the step.
-    assert (found.gaps_us, found.place_us, found.messages_us) == (16.0, 0.02 * 1000 + 2.5, 8.0)
+    assert (found.gaps_us, found.place_us, found.messages_us) == (16.0, 0.02 * 1000 + 5.0, 8.0)
     assert (found.power_cap_us, found.host_us) == (0.0, 0.0)
-    assert found.us == pytest.approx(2200 + 16 + 22.5 + 8)
+    assert found.us == pytest.approx(2200 + 16 + 25 + 8)
     low, high = found.interval_us
     assert found.us - low == pytest.approx(high - found.us)
     assert high - found.us > 0.02 * found.us
@@ -62,7 +62,7 @@ def test_captured_calls_are_in_their_place_and_at_the_clock_of_a_step() -> None:
 def test_without_a_graph_for_so_many_tokens_a_step_waits_for_the_host(settings: Any, is_eager: bool) -> None:
     found = time(100.0, step=Step("qwen3-32b", 8, 1, **settings))
     assert (found.host_us > 0) is is_eager
-    assert found.us == pytest.approx(200 * 32 if is_eager else 2246.5)
+    assert found.us == pytest.approx(200 * 32 if is_eager else 2249)
 
 
 def test_a_step_of_a_device_without_measured_steps_has_no_time() -> None:

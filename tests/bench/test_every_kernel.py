@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from opatlas.row.slots import EMPTY_WORDS, base_type, siblings
-from opatlas.run.kernel_facts import WITHOUT_REPLAY
-from opatlas.run.registry import replays_of_bench
+from opatlas.run.registry import WITHOUT_REPLAY, replays_of_bench
 
 CAPTURES = Path(__file__).resolve().parents[3] / "shared" / "data" / "ascend_profiler"
 

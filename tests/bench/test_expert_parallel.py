@@ -189,7 +189,7 @@ def test_a_buffer_that_the_user_made_too_small_is_reported(monkeypatch: pytest.M
         expect_hccl_buffer((200 << 20) + 1)
 
 
-@pytest.mark.parametrize("arguments", [["--ep-size", "0"], ["--time-budget", "nan"], ["--start", "1,2"]])
+@pytest.mark.parametrize("arguments", [["--ep-size", "0"], ["--start", "1,2"]])
 def test_the_probe_refuses_numbers_that_mean_nothing(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run_tool(probe, "probe", arguments) == 2
     err = capsys.readouterr().err

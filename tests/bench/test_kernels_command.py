@@ -10,8 +10,7 @@ from kernel_pages import PAGE, as_page
 
 from opatlas.cli.main import main
 from opatlas.cli.show import kernels_with_replay
-from opatlas.run.kernel_facts import KINDS, proof_of, read_proofs, runs_on_cpu
-from opatlas.run.registry import replay_spec, replays_of_bench
+from opatlas.run.registry import KINDS, proof_of, read_proofs, replay_spec, replays_of_bench, runs_on_cpu
 
 REPOSITORY = Path(__file__).parents[2]
 

@@ -16,8 +16,7 @@ from opatlas.row.signature import digest
 from opatlas.row.status import Status
 from opatlas.run.inputs.replay_row import ReplayRow
 from opatlas.run.job import Job, RowOutcome
-from opatlas.run.kernel_facts import WITHOUT_REPLAY
-from opatlas.run.registry import replays_of_bench
+from opatlas.run.registry import WITHOUT_REPLAY, replays_of_bench
 from tests.bench.real_rows import RealRow, sources
 
 LARGEST_BYTES = 16 << 20

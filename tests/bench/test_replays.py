@@ -10,8 +10,7 @@ from sample_rows import ROWS
 
 from opatlas.row.status import Status
 from opatlas.run.devices.npu_operators import resolve_npu_call
-from opatlas.run.kernel_facts import runs_on_cpu
-from opatlas.run.registry import replay_spec
+from opatlas.run.registry import replay_spec, runs_on_cpu
 
 
 def claimed_types() -> Counter[str]:

@@ -43,7 +43,7 @@ _GOALS = {"decode, dense": (0.02, 0.05), "decode, experts": (0.04, 0.10), "prefi
 #: the host.
 _FREE_MHZ, _HOST_BOUND = 1950, 1.2
 #: Nothing is added: what the parts of a step depend on is known without.
-_NOTHING = StepConstants(*[0.0] * 9)
+_NOTHING = StepConstants(*[0.0] * 10)
 
 
 @dataclass(frozen=True)
@@ -205,9 +205,9 @@ def fit(steps: Iterable[Measured]) -> StepConstants:
     launch = median(each.us / each.kernels for each in host) if host else CONSTANTS["NVIDIA_H200"].launch_us
     placed = [each for each in free if each.in_place or each.kind == "decode, dense"]
     terms = [[_place(each, number) for number in range(3)] for each in placed]
-    norm, product, attention = _least_squares(terms, [(each.later_us, each.us) for each in placed])
+    place, product, attention = _least_squares(terms, [(each.later_us, each.us) for each in placed])
     message = median(in_graph - row for in_graph, row in _MESSAGES)
-    numbers = (gap, launch, norm, product, attention, message, 0.0, 0.0, 0.0)
+    numbers = (gap, launch, place, product, attention, message, 0.0, 0.0, 0.0, 0.0)
     found = StepConstants(*(round(value, 4) for value in numbers))
     capped = [each for each in graph if each.mhz < _FREE_MHZ]
     late = [(each.us * -each.error(found), each.us) for each in capped]
@@ -216,9 +216,9 @@ def fit(steps: Iterable[Measured]) -> StepConstants:
 
 
 def _place(step: Measured, number: int) -> float:
-    """Returns how much a step has of what norm_us, product and attention are a multiple of."""
-    unit = replace(_NOTHING, **{("norm_us", "product", "attention")[number]: 1.0})
-    return sum(unit.place_us(part) * part.calls for part in step.placed)
+    """Returns how much a step has of what place_us, product and attention are a multiple of."""
+    unit = replace(_NOTHING, **{("place_us", "product", "attention")[number]: 1.0})
+    return sum(unit.later_us(part) * part.calls for part in step.placed)
 
 
 def _at_peak_us(step: Measured) -> float:
@@ -244,15 +244,15 @@ def held_out(steps: list[Measured]) -> Iterator[tuple[str, list[Measured], StepC
         yield "another machine", [each for each in steps if each.machine == name], fit(without)
 
 
-def error_needed(columns: list[tuple[str, list[Measured], StepConstants]]) -> float:
-    """Returns the least error with which nine of ten fitted steps, each left out of its fit, are in their intervals."""
-    needed = []
-    for name, own, constants in columns:
+def errors_needed(columns: list[tuple[str, list[Measured], StepConstants]]) -> dict[str, float]:
+    """Returns the least errors by which nine of ten fitted steps, each left out of its fit, are in their intervals."""
+    needed: dict[str, list[float]] = {"error": [], "launch_error": []}
+    for name, own, left in columns:
         for each in own if name != "other sizes" else ():
-            errors = (number / 1000 for number in range(1000))
-            enough = next(error for error in errors if each.is_inside(replace(constants, error=error)))
-            needed += [enough] if each.is_fitted() else []
-    return round(float(np.quantile(needed, 0.9)), 3)
+            errors = (number / 1000 for number in range(3000))
+            enough = next(error for error in errors if each.is_inside(replace(left, error=error, launch_error=error)))
+            needed["launch_error" if each.cost.step.is_eager else "error"] += [enough] if each.is_fitted() else []
+    return {name: round(float(np.quantile(values, 0.9)), 3) for name, values in needed.items()}
 
 
 def tell(title: str, told: list[tuple[Measured, StepConstants]]) -> bool:
@@ -288,11 +288,11 @@ def main() -> None:
     db = opatlas.open(*(sys.argv[1:] or ["NVIDIA_H200"]))
     steps = [*stored(db), *listed(db)]
     columns = list(held_out(steps))
-    error = error_needed(columns)
-    print(replace(columns[0][2], error=error))
+    errors = errors_needed(columns)
+    print(replace(columns[0][2], **errors))
     told: dict[str, list[tuple[Measured, StepConstants]]] = {}
     for name, own, constants in columns:
-        wide = replace(constants, error=error)
+        wide = replace(constants, **errors)
         for each in own:
             told.setdefault(f"{name}, {each.kind}", []).append((each, wide))
             told.setdefault(f"{name}, all", []).append((each, wide))

@@ -21,8 +21,8 @@ from opatlas.data.manifest import IngestManifest, read_ingests
 from opatlas.errors import OpAtlasError
 
 ROOT = Path(__file__).parents[2]
-#: Samples, manifest, three CSVs, the report, and the manifest again.
-WRITES = 7
+#: Samples, manifest, three CSVs, and the manifest again.
+WRITES = 6
 _RUN = re.compile(r"ingest-\d{8}T\d{6}Z-[0-9a-f]{6}")
 #: An ingest that dies after its fourth write.
 _KILLED = """

@@ -9,7 +9,7 @@ from sample_rows import ROWS
 from written_facts import write_calls
 
 from opatlas.row.status import Status
-from opatlas.run.kernel_facts import read_calls
+from opatlas.run.registry import read_calls
 
 
 @pytest.fixture(scope="module")

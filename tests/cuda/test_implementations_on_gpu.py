@@ -22,8 +22,7 @@ from opatlas.row.location import ROOT, list_databases, parse_path
 from opatlas.row.slots import base_type
 from opatlas.row.status import Status
 from opatlas.run.implementation_catalog import shipped
-from opatlas.run.kernel_facts import read_implementation_proofs
-from opatlas.run.registry import replay_spec, replays_of_bench
+from opatlas.run.registry import read_implementation_proofs, replay_spec, replays_of_bench
 
 #: One kernel type of each way in which torch's own functions compute: compiling one takes seconds for each row.
 WRAPPED = (

@@ -88,7 +88,7 @@ class MetaDevice:
     """A device on which the NPU call runs as far as it can without an NPU.
 
     Attributes:
-        proof: how the arguments of the last call were taken; see `opatlas.run.kernel_facts`. "" before the first.
+        proof: how the arguments of the last call were taken; see `opatlas.run.registry`. "" before the first.
     """
 
     torch_device = META

@@ -16,8 +16,7 @@ from replaying import cells_of
 from sample_rows import ROWS
 
 from opatlas.row.signature import signature
-from opatlas.run.kernel_facts import KINDS
-from opatlas.run.registry import replay_spec, replays_of_bench
+from opatlas.run.registry import KINDS, replay_spec, replays_of_bench
 
 _TIMEOUT_S = 300
 

@@ -14,8 +14,7 @@ from written_facts import write_proofs
 
 from opatlas.row.columns import INPUT_DTYPES
 from opatlas.run.devices.npu_operators import OR
-from opatlas.run.kernel_facts import PROOFS, proof_of
-from opatlas.run.registry import replay_spec, replays_of_bench
+from opatlas.run.registry import PROOFS, proof_of, replay_spec, replays_of_bench
 
 
 def described(verdicts):

@@ -32,7 +32,7 @@ def test_each_row_has_a_line_with_its_duration(sessions: Sessions) -> None:
     done = sessions.run_in_process("-v", "--tb=no", COLUMNS="80", measure=THRICE)
     lines = [line.rstrip() for line in done.output.splitlines()]
     (toy,) = (line for line in lines if "[Toy-5_5-" in line)
-    assert re.search(r" PASSED [\d.,]+ us ±?.* \(3\) ", toy)
+    assert re.search(r" PASSED [\d.,]+ us ±?.* n=3 warm ", toy)
     (failed,) = (line for line in lines if "[Moody-15_15-" in line and not line.startswith("FAILED "))
     assert re.search(r" FAILED failed: .*bad mood", failed)
     (skipped,) = (line for line in lines if "[Moody-17_17-" in line)

@@ -49,17 +49,17 @@ def selected(text: str, kernel_type: str = "MatMulV2", cells: dict[str, str] = P
         "INT8 not in dtypes",
         "type == matmulv2 or type == Add",
         "'MatMul' in type",
-        "tokens % 16 == 0 and 8 < tokens < 32",
-        "elements == 16 * 25600 and bytes > 2 * K * N",
-        "inputs[0][1] == inputs[1][-1] and outputs[0] == (16, 25600)",
+        "8 < tokens < 32",
+        "elements == 409600 and bytes > elements",
+        "(16, 25600) in outputs and (16, 5120) in inputs",
         "duration >= 100 and not duration > 100",
         "noise > 0.2 and quality == noisy and samples == 20",
         "cache == cold and format == ND",
         "age_days > 365 and run != none",
-        "average_duration_us / 2 == 50.0",
+        "average_duration_us == 100.0",
         "my_own_note == seen",
         "quality != quiet",
-        "status in [measured, failed] and -m < 0",
+        "status in [measured, failed]",
         "m in (16)",
         "dtype in (BF16)",
         "m not in (165)",
@@ -72,7 +72,7 @@ def test_what_is_true_of_a_product(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["m <= 64", "not m <= 64", "duration > 0", "quality != quiet", "noise < 1", "age_days > 0", "inputs[5][0] == 1"],
+    ["m <= 64", "not m <= 64", "duration > 0", "quality != quiet", "noise < 1", "age_days > 0"],
 )
 def test_a_row_that_lacks_what_is_compared_is_not_selected(text: str) -> None:
     assert not selected(text, "Add", VECTOR)
@@ -80,7 +80,6 @@ def test_a_row_that_lacks_what_is_compared_is_not_selected(text: str) -> None:
 
 def test_what_a_row_lacks_leaves_the_rest_of_an_expression_alone() -> None:
     assert selected("m <= 64 or type == Add", "Add", VECTOR)
-    assert selected("tokens / 0 == 1 or tokens == 7", "Add", VECTOR)
     assert selected("run == none and status == none", "Add", VECTOR)
     assert not selected("m <= 64", "Add", {**VECTOR, "Input Shapes": "a;b"})
 
@@ -95,6 +94,8 @@ def test_what_a_row_lacks_leaves_the_rest_of_an_expression_alone() -> None:
         "lambda: 1",
         "m is n",
         "m ** 9",
+        "m * 2 == 32",
+        "inputs[0] == (16, 5120)",
         "m <=",
         "",
         "not " * 200 + "m",

@@ -17,9 +17,9 @@ from opatlas.run.devices.device import DeviceSpec
 from opatlas.run.implementation import KernelSource
 from opatlas.run.instruments.instrument import MeasureSettings, StopRule, WallClock
 from opatlas.run.instruments.kernel_records import KernelRecord, KernelRecords
-from opatlas.run.instruments.turns import RoundsRule, Turns, Varying
 from opatlas.run.job import Against
 from opatlas.run.runner import Runner
+from opatlas.run.sampling import RoundsRule, Turns, Varying
 
 KERNEL = """
 import time

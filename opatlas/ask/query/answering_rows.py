@@ -399,8 +399,7 @@ def _native_instruments() -> frozenset[str]:
 @cache
 def _is_operator_of_torch(kernel_type: str) -> bool:
     """Whether torch's own operator launches the kernel on an NPU, and not one of torch_npu or of a serving engine."""
-    from opatlas.run.kernel_facts import runs_on_cpu
-    from opatlas.run.registry import replay_spec, replays_of_bench
+    from opatlas.run.registry import replay_spec, replays_of_bench, runs_on_cpu
 
     spec = replay_spec(replays_of_bench().get(kernel_type))
     return spec is not None and spec.npu is not None and runs_on_cpu(spec.npu)

@@ -30,38 +30,40 @@ class StepConstants:
     Attributes:
         gap_us: before each kernel in a graph.
         launch_us: of the host for each kernel, where no graph launches it.
-        norm_us: of a norm whose input was just written, over a cold one that is launched alone.
+        place_us: of a norm or a product whose input was just written, over a cold one that is launched alone.
         product, attention: the shares by which these are longer in their place.
         message_us: of a collective in a graph.
         busy: the share of the device's peak in operations from which a step runs at the power cap.
         capped: the time above that share, at the peak, times this is what it takes longer.
         error: nine of ten steps that were held out are within this share of their prediction, joined with the interval
             of their calls.
+        launch_error: the same of steps that wait for the host.
     """
 
     gap_us: float
     launch_us: float
-    norm_us: float
+    place_us: float
     product: float
     attention: float
     message_us: float
     busy: float
     capped: float
     error: float
+    launch_error: float
 
-    def place_us(self, part: PartCost) -> float:
+    def later_us(self, part: PartCost) -> float:
         """Returns how much longer a call is in its place than alone."""
         name, us = part.kernel_type, part.us_per_call or 0.0
         if name in ATTENTION_TYPES:
             return self.attention * us
-        if "Norm" in name:
-            return self.norm_us
-        return self.product * us if any(word in name for word in _PRODUCTS) else 0.0
+        if any(word in name for word in _PRODUCTS):
+            return self.place_us + self.product * us
+        return self.place_us if "Norm" in name else 0.0
 
 
 #: By the name of a device, in the order of the fields.
 CONSTANTS: Mapping[str, StepConstants] = {
-    "NVIDIA_H200": StepConstants(0.323, 31.1, 0.549, 0.0164, 0.02, 3.69, 0.251, 0.24, 0.055)
+    "NVIDIA_H200": StepConstants(0.327, 32.8, 0.274, 0.0125, 0.0281, 3.69, 0.272, 0.318, 0.017, 0.363)
 }
 
 
@@ -110,12 +112,13 @@ def step_time(cost: ModelCost, constants: StepConstants | None = None) -> StepTi
     found = StepTime(
         cost.us,
         constants.gap_us * kernels,
-        sum(constants.place_us(part) * part.calls for part in alone),
+        sum(constants.later_us(part) * part.calls for part in alone),
         constants.message_us * messages,
         constants.capped * max(at_peak_us - constants.busy * sum(part.us or 0.0 for part in alone), 0.0),
     )
     if cost.step.is_eager:
         found = replace(found, host_us=max(constants.launch_us * kernels - found.us, 0.0))
     low, high = cost.interval_us
-    below, above = (hypot(us / cost.us, constants.error) for us in (cost.us - low, high - cost.us))
+    error = constants.launch_error if found.host_us else constants.error
+    below, above = (hypot(us / cost.us, error) for us in (cost.us - low, high - cost.us))
     return replace(found, interval_us=(found.us * (1 - below), found.us * (1 + above)))

@@ -46,10 +46,9 @@ from opatlas.run.devices.device import Device
 from opatlas.run.group import Group
 from opatlas.run.implementation import load_kernel
 from opatlas.run.instruments.instrument import Instrument, MeasureSettings, Samples
-from opatlas.run.instruments.turns import Varying
 from opatlas.run.job import Job, RowOutcome, error_text, outcome_of, user_traceback
 from opatlas.run.result_check import Checked
-from opatlas.run.sampling import Sampling
+from opatlas.run.sampling import Sampling, Varying
 from opatlas.text import cut_middle
 
 #: Memory of a row relative to its inputs: float64, results and the memory of the candidate; in the court once more.

@@ -23,7 +23,7 @@ from opatlas.progress import gc_paused
 from opatlas.row.errors import NoKernelLaunched, ReplayError
 from opatlas.run.devices.device import InstrumentMissing
 from opatlas.run.instruments.instrument import MeasureSettings, Rule, Samples
-from opatlas.run.instruments.turns import Turns, Varying
+from opatlas.run.sampling import Turns, Varying
 from opatlas.text import kernel_name
 
 #: Part of the name of the kernel that torch.cuda._sleep launches.
