@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heapreplace
 
 from opatlas.errors import CellError, OpAtlasError
@@ -38,10 +38,11 @@ from opatlas.text import parse_whole
 #: The lengths of keys, the layout of attention, and the layouts whose sizes are read from shapes.
 _LENGTHS, _LAYOUT = RUNTIME_PREFIX + "actual_seq_lengths_kv_values", RUNTIME_PREFIX + "input_layout"
 _LAYOUTS = ("TND", "BNSD")
+_ROPE_OF_TABLE = "_triton_rope"
 #: Rows and columns of the tiles of a product for which the fill of the last wave is a feature.
 _TILES = ((64, 128), (128, 128), (128, 256))
 #: Elements that a group of threads takes: kernels write the last, partial one element by element.
-_BLOCKS = (512, 1024, 2048)
+_GROUP = 1024
 #: Attention: queries of a tile of a prompt, keys that are read at once, of a contiguous and of a paged cache; keys that
 #: take as long as what a tile costs besides; the least keys of a part of a cache, and what a part of a latent cache has
 #: by the keys of each core.
@@ -61,7 +62,8 @@ class RowFeatures:
             matter most first.
         sizes: the sizes as logarithms to base 2.
         fills: how full tiles and waves are, of a product; of attention how busy all cores are, and whether the keys are
-            split; of other kernels the last block, and whether axes move. Empty for messages.
+            split; of other kernels the last group of threads, and columns of a power of two, and whether axes move.
+            Empty for messages.
         regime: rows of other slots, dtypes or formats are comparable to a part only.
         dims: all dimensions, slot by slot; as many in all rows of a regime.
     """
@@ -85,6 +87,10 @@ def row_features(kernel_type: str, cells: Mapping[str, str], cores: int) -> RowF
         inputs, outputs = row_slots(kernel_type, cells)
     except CellError:
         return None
+    if kernel_type == _ROPE_OF_TABLE and len(inputs) > 2 and inputs[0].shape and inputs[2].shape:
+        # Of the lines of the table each token reads one.
+        lines = (min(inputs[2].shape[0], inputs[0].shape[0]), *inputs[2].shape[1:])
+        inputs = (*inputs[:2], replace(inputs[2], shape=lines), *inputs[3:])
     slots = (*inputs, *outputs)
     if not any(slot.shape for slot in slots):
         return None
@@ -153,24 +159,24 @@ def _of_groups(
 
 
 def _of_attention(sizes: AttentionSizes, cores: int) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
-    """The work has bytes, the operations of the core with the most keys, of one tile at a time and of two, and keys.
+    """The work has bytes, the operations of the core with the most keys, and keys.
 
     A decode step and latent attention have tiles of all queries with the same keys, and split the keys where there are
     fewer tiles than cores. A prompt has tiles of the queries of a head. FlashInfer plans so (attention/scheduler.cuh).
     """
     split = sizes.latent or sizes.queries == sizes.sequences
     tiles, slots, parts = _split_tiles(sizes, cores) if split else (_tiles_of_prompts(sizes), cores, 1)
-    one, two = (max(_longest(tiles, count), 1.0) for count in (slots, 2 * slots))
+    longest = max(_longest(tiles, slots), 1.0)
     total = sum(count * sum(keys) for count, keys in tiles)
     per_key = 2.0 * _ROWS * (sizes.head_size + sizes.value_size)
     numbers = (
         *(sizes.queries, sizes.sequences, sizes.keys / sizes.sequences, sizes.heads, sizes.kv_heads, sizes.head_size),
-        *(one, two, parts),
+        *(longest, parts),
     )
     return (
-        (2.0 * sizes.moved_elements, one * per_key, two * per_key, float(sizes.keys)),
+        (2.0 * sizes.moved_elements, longest * per_key, float(sizes.keys)),
         tuple(math.log2(max(number, 1)) for number in numbers),
-        (total / slots / one, float(parts > 1)),
+        (total / slots / longest, float(parts > 1)),
     )
 
 
@@ -242,7 +248,9 @@ def _generic(
     work = (max(moved, 1.0), float(rows), float(first))
     sizes = tuple(map(math.log2, (rows, columns, max(moved, 1.0), first, largest, second, inner)))
     moves = elements[0] == written and _without_ones(shapes[0]) != _without_ones(result)
-    return work, sizes, (*(written % block / block for block in _BLOCKS), float(moves))
+    # Triton's kernels take as many columns as the next power of two.
+    fills = (written % _GROUP / _GROUP, columns / 2 ** math.ceil(math.log2(columns)), float(moves))
+    return work, sizes, fills
 
 
 def _without_ones(shape: Sequence[int]) -> list[int]:
