@@ -419,3 +419,24 @@ def concatenation(call: OperatorCall) -> CapturedRow:
     (axis,) = call.axes(1, len(shape))
     shape[axis] = sum(each.shape[axis] for each in parts)
     return call.row("ConcatD", [each._replace(dtype=typed.dtype) for each in parts], [typed.like(*shape)])
+
+
+def products_of_experts(operator: Operator, kernels: Sequence[str]) -> dict[int, CapturedRow]:
+    """Returns the rows of the two products of a mixture of experts of vLLM or SGLang, by the places of their kernels.
+
+    Its arguments: tokens (T, H), weights (E, 2 I, H) and (E, H, I), weights and numbers (T, top) of the chosen experts.
+    Empty without two such kernels, for quantized weights, and where other devices have some of the experts.
+    """
+    call = OperatorCall(operator, kernels)
+    x, first, second, numbered = (call.tensor(at) for at in (0, 1, 2, 4))
+    places = [at for at, kernel in enumerate(kernels) if "fused_moe_kernel" in kernel]
+    is_shared = any(isinstance(each, Tensor) and each.dtype == "INT32" for each in call.arguments[5:])
+    if len(places) != 2 or is_shared or not x.dtype == first.dtype == second.dtype:
+        return {}
+    call.tell("the sizes of groups")
+    call.tell("weights of experts in the other order")
+    found, rows = {}, math.prod(numbered.shape)
+    for at, (experts, n, k) in zip(places, (first.shape, second.shape), strict=True):
+        slots = [x.like(rows, k), first.like(experts, k, n), *[None] * 5, numbers(experts), None]
+        found[at] = call.row("GroupedMatmul", slots, [x.like(rows, n)])
+    return found

@@ -16,9 +16,9 @@ import numpy as np
 
 from opatlas.capture.cuda_graphs import Capture, captures_beside, captures_of, pair_graphs, steps_of
 from opatlas.capture.launches import CapturedLaunches, SkipReason
-from opatlas.capture.operator_rows import CapturedRow, LeftOut, NoRow, Operator
+from opatlas.capture.operator_rows import CapturedRow, LeftOut, NoRow, Operator, products_of_experts
 from opatlas.capture.single_launches import Launch, Launches, device_times
-from opatlas.capture.torch_operators import CACHE_OPERATOR, attention_of_batch, row_of
+from opatlas.capture.torch_operators import CACHE_OPERATOR, EXPERTS, attention_of_batch, row_of
 from opatlas.capture.torch_trace import COLLECTIVE, CallKind, TorchTrace, read_trace
 from opatlas.data.cells import kernels_cell
 from opatlas.errors import TableError
@@ -141,8 +141,15 @@ class TraceOutcomes:
         for end in ends.tolist():
             of_call, number = events[owned[start:end]].tolist(), int(owner[owned[start]])
             start = end
-            kind = source.op_kind[number]
-            yield Outcome(self._row(source, kind, of_call), source.operators[kind].name, of_call, is_replay)
+            called, row = source.operators[source.op_kind[number]], self._row(source, source.op_kind[number], of_call)
+            products = dict[int, CapturedRow]()
+            with suppress(NoRow, ValueError):
+                names = [self.trace.names[self.trace.name[event]] for event in of_call]
+                products = products_of_experts(called, names) if row is EXPERTS else products
+            for at, product in products.items():
+                yield Outcome(product, called.name, [of_call[at]], is_replay)
+            if others := [event for at, event in enumerate(of_call) if at not in products]:
+                yield Outcome(row, called.name, others, is_replay)
         for at in np.flatnonzero(owner < 0).tolist():
             event, call = int(events[at]), int(calls[at])
             around = int(inner[call]) if call >= 0 else -1

@@ -383,12 +383,11 @@ OPERATORS: Mapping[str, RowMaker] = {
 
 _NO_INDICES = LeftOut(SkipReason.UNKNOWN_LAYOUT, "index tensors, whose shapes a trace lacks")
 _NO_CACHE = LeftOut(SkipReason.NO_LENGTHS, "neither lengths nor the shape of the cache")
-_EXPERTS = LeftOut(SkipReason.FUSED, "a mixture of experts: gates, sorts and two products")
+EXPERTS = LeftOut(SkipReason.FUSED, "what sorts the tokens of a mixture of experts")
 #: Operators whose calls have no row, by the start of their names.
 _NO_ROW: Mapping[str, LeftOut] = {
     "vllm::moe_forward": LeftOut(SkipReason.FUSED, "a mixture of experts without its weights"),
-    "vllm::outplace_fused_experts": _EXPERTS,
-    "vllm::inplace_fused_experts": _EXPERTS,
+    **{f"{engine}::{where}place_fused_experts": EXPERTS for engine in ("vllm", "sglang") for where in ("in", "out")},
     "vllm::unified_": _NO_CACHE,
     "aten::_flash_attention_forward": _NO_CACHE,
     "aten::index": _NO_INDICES,

@@ -130,22 +130,20 @@ def _change_parts(path: Path, found: Regressions) -> Iterator[Part]:
     numbers = {runs: number for number, runs in enumerate(by_runs, 1)}
     steps = [
         (
-            numbers[before, after, is_drift],
-            "drift" if is_drift else "step",
+            numbers[before, after],
             *(before, after),
             sum(each.percent > 0 for each in changes) or None,
             sum(each.percent < 0 for each in changes) or None,
             "; ".join(found.differences(before, after)),
         )
-        for (before, after, is_drift), changes in by_runs.items()
+        for (before, after), changes in by_runs.items()
     ]
-    yield Table(("no.", "change", "from run", "to run", "slower", "faster", "what differs"), steps)
+    yield Table(("no.", "from run", "to run", "slower", "faster", "what differs"), steps)
     rows = [
         (
-            numbers[each.before_run, each.after_run, each.is_drift],
+            numbers[each.before_run, each.after_run],
             *(each.before_us, each.after_us, each.percent / 100),
-            f"{each.runs_before}" if each.is_drift else f"{each.runs_before}+{each.runs_after}",
-            each.series.case_id,
+            *(f"{each.runs_before}+{each.runs_after}", each.series.case_id),
         )
         for each in sorted(found.changes, key=lambda each: -each.percent)
     ]

@@ -25,7 +25,7 @@ from torch_calls import (
 )
 
 from opatlas.capture.launches import SkipReason
-from opatlas.capture.operator_rows import CapturedRow, LeftOut, Operator
+from opatlas.capture.operator_rows import CapturedRow, LeftOut, Operator, products_of_experts
 from opatlas.capture.torch_launches import read_outcomes
 from opatlas.capture.torch_operators import OPERATORS, is_known, row_of, wins_over_inner
 from opatlas.row import columns as col
@@ -353,6 +353,28 @@ def test_products_of_experts_are_rows_of_a_model() -> None:
         row = made("aten::_grouped_mm", tensor(m, k), tensor(e, k, n, strides=strides), tensor(e, dtype=I32))
         assert signature(row.kernel_type, row.cells) == wanted.signature()
         assert ("other order" in row.differs) == (strides is not None)
+
+
+def test_products_of_experts_in_one_operator_are_rows_of_a_model() -> None:
+    model = resolve_model("Qwen/Qwen3-30B-A3B")
+    calls = {call.part: call for call in model_calls(model, batch=64, context=4096, routing="equal")}
+    x, chosen = tensor(64, 2048), (tensor(64, 8, dtype=F32), tensor(64, 8, dtype=I32))
+    weights = [tensor(128, 2 * 768, 2048), tensor(128, 2048, 768)]
+    kernels = ["moe_align", "fused_moe_kernel", "act_and_mul", "fused_moe_kernel", "moe_sum"]
+    call = operator("vllm::inplace_fused_experts", x, *weights, *chosen, NONE)
+    found = products_of_experts(call, kernels)
+    parts = {1: "experts_gate_up", 3: "experts_down"}
+    assert {at: signature(row.kernel_type, row.cells) for at, row in found.items()} == {
+        at: calls[part].signature() for at, part in parts.items()
+    }
+    assert isinstance(row_of(call, kernels), LeftOut)
+    for row in found.values():
+        expect_replay(row)
+    # Two chunks of tokens, weights in FP8, experts of other devices.
+    fp8 = [tensor(*dims, dtype="c10::Float8_e4m3fn") for dims, *_ in weights]
+    others = operator("vllm::inplace_fused_experts", x, *weights, *chosen, tensor(256, dtype=I32))
+    assert products_of_experts(call, kernels * 2) == products_of_experts(others, kernels) == {}
+    assert products_of_experts(operator("sglang::outplace_fused_experts", x, *fp8, *chosen), kernels) == {}
 
 
 @pytest.mark.parametrize(

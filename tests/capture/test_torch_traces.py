@@ -438,3 +438,13 @@ def test_attention_as_one_operator_has_the_lengths_of_its_step_and_the_cache_of_
     else:
         assert row.cells[INPUT_SHAPES].startswith(shapes)
         expect_replay(row)
+
+
+def test_products_of_experts_are_outcomes_of_their_own(tmp_path):
+    experts, names = op("vllm::inplace_fused_experts", 0, 9), ("align", "fused_moe_kernel", "fused_moe_kernel")
+    dims = [[4, 8], [6, 10, 8], [6, 8, 5], [4, 2], [4, 2]]
+    experts["args"] = {"Input Dims": dims, "Input type": [BF16] * 3 + ["float", "int"]}
+    events = [each for at, name in enumerate(names) for each in (call(at, 1 + at), kernel(at, 100 + at, name))]
+    found = [each.row for each in read_outcomes(write(tmp_path / "a.trace.json", experts, *events))]
+    assert [row.cells[INPUT_SHAPES] for row in found[:2]] == ["8,8;6,8,10;;;;;;6;", "8,5;6,5,8;;;;;;6;"]
+    assert [row.reason for row in found[2:]] == [SkipReason.FUSED]

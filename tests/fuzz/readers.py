@@ -251,7 +251,7 @@ def _models(path: Path) -> None:
     found = read_models(path)
     expect(bool(found.models), "neither a model nor an error")
     cost = cost_of(found.prices(), _REQUEST, _ANSWER)
-    expect(math.isfinite(cost.usd) and cost.usd >= 0, f"a price of {cost.usd}")
+    expect(math.isfinite(cost["cost_usd"]) and cost["cost_usd"] >= 0, f"a price of {cost}")
 
 
 def _attempts() -> Iterator[bytes]:

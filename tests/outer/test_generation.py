@@ -7,6 +7,7 @@ import resource
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,10 +21,9 @@ from opatlas.outer.generation.endpoint import (
     RecordedAnswers,
 )
 from opatlas.outer.generation.models_file import (
-    Cost,
     KernelLanguage,
-    LoopLimits,
-    Price,
+    ModelsFile,
+    NamedModel,
     cost_of,
     read_models,
     shipped_prices,
@@ -170,16 +170,16 @@ def test_costs_are_those_of_tokens_and_requests(tmp_path: Path) -> None:
     path.write_text(f"models: {{{told}}}")
     prices = read_models(path).prices()
     assert "free" in prices
-    assert cost_of(prices, REQUEST, ANSWER) == Cost(10, 1_000, False, pytest.approx(0.003))
-    assert cost_of(prices, replace(REQUEST, model="flat"), ANSWER).usd == 0.25
+    assert list(cost_of(prices, REQUEST, ANSWER).values()) == [10, 1_000, False, pytest.approx(0.003)]
+    assert cost_of(prices, replace(REQUEST, model="flat"), ANSWER)["cost_usd"] == 0.25
     assert "unknown" not in prices
-    assert cost_of(prices, replace(REQUEST, model="unknown"), ANSWER).usd == 0
-    assert cost_of(prices, replace(REQUEST, model="deepseek-chat"), ANSWER).usd == 3
+    assert cost_of(prices, replace(REQUEST, model="unknown"), ANSWER)["cost_usd"] == 0
+    assert cost_of(prices, replace(REQUEST, model="deepseek-chat"), ANSWER)["cost_usd"] == 3
     uncounted = cost_of(prices, REQUEST, ChatAnswer("12345678"))
-    assert (uncounted.tokens_in, uncounted.tokens_out, uncounted.estimated) == (4, 2, True)
+    assert list(uncounted.values())[:3] == [4, 2, True]
     # 166 operators with 226 repairs: the experiment's own table says $0.401.
     shipped = cost_of(shipped_prices(), replace(REQUEST, model="deepseek-chat"), ANSWER)
-    assert (166 + 226) * shipped.usd == pytest.approx(0.392)
+    assert (166 + 226) * shipped["cost_usd"] == pytest.approx(0.392)
 
 
 SOURCE = """import torch
@@ -233,7 +233,6 @@ def _another(error_class: ErrorClass) -> ErrorClass:
 PASS = Judgement(ErrorClass.PASS, level=Level.MEASURED, within_1e3=True, max_error=0.5, duration_us=12.5)
 WRONG = Judgement(ErrorClass.MISMATCH, "nan", Level.COMPILE, "nan in /tmp/run1/0.py", False, float("inf"))
 PROMPTS = Prompts("relu", "class Model: pass\n", "", "cpu", KernelLanguage.TORCH, 5)
-PRICES = {"demo": Price(request=0.25)}
 
 
 def block(code: str) -> str:
@@ -273,19 +272,21 @@ class Judged:
 
 def loop_in(
     folder: Path,
-    limits: LoopLimits | None = None,
     *,
+    max_tokens: int = 8_192,
     task: str = "relu",
     digest: str = "3f2a91c0",
+    **limits: Any,
 ) -> RepairLoop:
     subject = LoopTask("tasks", task, "C1", "demo", folder / "demo", digest)
-    return RepairLoop(subject, PROMPTS, AttemptLog(folder), PRICES, limits or LoopLimits())
+    file = ModelsFile({"demo": NamedModel(request=0.25, max_tokens=max_tokens)}, **limits)
+    return RepairLoop(subject, PROMPTS, AttemptLog(folder), file)
 
 
 def test_a_repair_that_passes_ends_the_loop(tmp_path: Path) -> None:
     """A modification is applied to the former code, and the error is told without the folders of this machine."""
     model, judge = Scripted(block("y = 1"), change("y = 1", "y = 2")), Judged(WRONG, PASS)
-    loop = loop_in(tmp_path, LoopLimits(max_tokens=77))
+    loop = loop_in(tmp_path, max_tokens=77)
     assert loop.run(model, judge) is StopReason.PASSED
     assert judge.sources == ["y = 1", "y = 2"]
     assert [request.max_tokens for request in model.asked] == [77, 77]
@@ -317,17 +318,17 @@ def test_a_modification_that_does_not_fit_is_an_attempt_and_the_code_stays(tmp_p
 @pytest.mark.parametrize(
     ("limits", "reason", "made"),
     [
-        (LoopLimits(attempts=2), StopReason.ATTEMPTS, 2),
-        (LoopLimits(), StopReason.SAME_FAILURE, 3),
-        (LoopLimits(cost_usd=0.5), StopReason.COST, 2),
-        (LoopLimits(cost_usd=0.0), StopReason.COST, 0),
+        ({"attempts": 2}, StopReason.ATTEMPTS, 2),
+        ({}, StopReason.SAME_FAILURE, 3),
+        ({"cost_limit": 0.5}, StopReason.COST, 2),
+        ({"cost_limit": 0.0}, StopReason.COST, 0),
     ],
 )
-def test_a_loop_ends_at_its_limits(tmp_path: Path, limits: LoopLimits, reason: StopReason, made: int) -> None:
+def test_a_loop_ends_at_its_limits(tmp_path: Path, limits: dict[str, float], reason: StopReason, made: int) -> None:
     model = Scripted(*[block(f"y = {n}") for n in range(9)])
     # Equal but for the file of the candidate, and what follows from drawn inputs.
     judge = Judged(*[replace(WRONG, text=f"/tmp/{n}/{n}.py: {n} of 64 elements, by {n}.5e-3") for n in range(9)])
-    assert loop_in(tmp_path, limits).run(model, judge) is reason
+    assert loop_in(tmp_path, **limits).run(model, judge) is reason
     assert len(model.asked) == made
 
 

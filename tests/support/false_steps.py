@@ -17,7 +17,7 @@ Values = npt.NDArray[np.float64]
 
 
 def listed(values: Values) -> list[bool]:
-    """Returns for each row whether a step or drift is listed; `values` are logarithms by row and run."""
+    """Returns for each row whether a step is listed; `values` are logarithms by row and run."""
     rows = {each.row for each in search(values).changes}
     return [row in rows for row in range(len(values))]
 

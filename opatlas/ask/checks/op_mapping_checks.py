@@ -9,8 +9,6 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
-from difflib import SequenceMatcher
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -146,16 +144,12 @@ def _misspelt(name: str, known: set[str]) -> str:
     A misspelt name differs in case, or, if long, in one letter that is neither the first nor a digit. Sin and Min,
     ReluGrad and GeluGrad, LayerNormV3 and LayerNormV4 are different kernels.
     """
-    if name in known:
-        return ""
-    for other in close_matches(name, known, 3, 0.8):
-        if name.lower() == other.lower():
-            return other
-        edits = max(len(name), len(other)) - sum(
-            map(itemgetter(2), SequenceMatcher(a=name, b=other).get_matching_blocks())
-        )
+    # One letter in so many.
+    least = 1 - 1.01 / len(name)
+    for other in [] if name in known else close_matches(name, known, 3, least):
         is_version = _without_numbers(name.lower()) == _without_numbers(other.lower())
-        if len(name) >= _LONG and name[0] == other[0] and edits == 1 and not is_version:
+        is_letter = len(name) >= _LONG and name[0] == other[0] and not is_version
+        if is_letter or name.lower() == other.lower():
             return other
     return ""
 

@@ -1,4 +1,4 @@
-"""Steps and drifts of rows over the runs of a database, for `opatlas history`."""
+"""Steps of rows over the runs of a database, for `opatlas history`."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ class RowSeries:
 
 @dataclass(frozen=True)
 class RowChange:
-    """A step or drift of a row.
+    """A step of a row.
 
     Attributes:
-        before_run, after_run: the last run before a step and the first after; the first and the last run of a drift.
+        before_run, after_run: the last run before the step and the first after.
         before_us, after_us: the geometric means of the durations before and after, without what all rows have in
-            common: as on the machine of the newest run; the ends of the line of a drift.
-        runs_before, runs_after: the numbers of runs that the means are of; all runs of a drift twice.
+            common: as on the machine of the newest run.
+        runs_before, runs_after: the numbers of runs that the means are of.
         is_newest: whether no later step follows.
     """
 
@@ -63,7 +63,6 @@ class RowChange:
     after_us: float
     runs_before: int
     runs_after: int
-    is_drift: bool
     is_newest: bool
 
     @property
@@ -88,7 +87,7 @@ class Shift:
 
 @dataclass(frozen=True)
 class Regressions:
-    """The steps and drifts of a database.
+    """The steps of a database.
 
     Attributes:
         runs: the runs with a history, the oldest first.
@@ -97,7 +96,7 @@ class Regressions:
         rows: the number of rows that any run measured.
         left_out: durations whose samples are bimodal, throttled or too noisy.
         spread: the standard deviation of a run's duration as a share of the duration, as the rows tell it.
-        changes: steps and drifts, the largest growth first.
+        changes: the largest growth first.
         shifts: changes of all rows, which are in no step.
         facts: device, software and drivers of each run that has a manifest.
         problems: sentences about files that cannot be read.
@@ -114,11 +113,11 @@ class Regressions:
     facts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     problems: Sequence[str] = ()
 
-    def by_runs(self) -> dict[tuple[str, str, bool], list[RowChange]]:
-        """Returns the changes by the runs before and after, and whether they are drifts; the most rows first."""
-        found: dict[tuple[str, str, bool], list[RowChange]] = {}
+    def by_runs(self) -> dict[tuple[str, str], list[RowChange]]:
+        """Returns the changes by the runs before and after; the most rows first."""
+        found: dict[tuple[str, str], list[RowChange]] = {}
         for change in self.changes:
-            found.setdefault((change.before_run, change.after_run, change.is_drift), []).append(change)
+            found.setdefault((change.before_run, change.after_run), []).append(change)
         return dict(sorted(found.items(), key=lambda item: -len(item[1])))
 
     def differences(self, before: str, after: str) -> list[str]:
@@ -128,7 +127,7 @@ class Regressions:
 
 
 def find_regressions(database: Database, chosen: RowChoice) -> Regressions:
-    """Returns the steps and drifts of the chosen rows. Files that cannot be read become problems.
+    """Returns the steps of the chosen rows. Files that cannot be read become problems.
 
     Raises:
         OpAtlasError: names were given, and no run has such a row.
@@ -239,4 +238,4 @@ def _series(
 def _change(series: RowSeries, change: Change, runs: Sequence[str]) -> RowChange:
     before_us, after_us = (math.exp(level) for level in change.levels)
     places = runs[change.before], runs[change.after]
-    return RowChange(series, *places, before_us, after_us, *change.runs, change.is_drift, change.is_newest)
+    return RowChange(series, *places, before_us, after_us, *change.runs, change.is_newest)

@@ -1,4 +1,4 @@
-"""Steps and drifts of many rows over runs, and the shifts of all rows together.
+"""Steps of many rows over runs, and the shifts of all rows together.
 
 What all rows of a run have in common is the machine's, and is taken out first. Then the piece of a series is found that
 differs most from the rest, at an end or inside, and each part is searched again (circular binary segmentation: Olshen
@@ -51,14 +51,13 @@ Indices = npt.NDArray[np.intp]
 
 @dataclass(frozen=True)
 class Change:
-    """A step or drift of a row.
+    """A step of a row.
 
     Attributes:
         row: its position.
-        before, after: positions of the last run before a step and of the first after; of the first and the last run
-            of a drift.
-        levels: the mean logarithms before and after, on the machine of the newest run; the ends of the line of a drift.
-        runs: the numbers of runs that the levels are of; all runs of a drift twice.
+        before, after: positions of the last run before the step and of the first after.
+        levels: the mean logarithms before and after, on the machine of the newest run.
+        runs: the numbers of runs that the levels are of.
         is_newest: whether no later step follows.
     """
 
@@ -67,7 +66,6 @@ class Change:
     after: int
     levels: tuple[float, float]
     runs: tuple[int, int]
-    is_drift: bool = False
     is_newest: bool = True
 
 
@@ -139,17 +137,13 @@ def common_levels(values: Values) -> Series:
     return found
 
 
-def _changes(row: int, values: Series, runs: Indices, steps: Steps) -> Iterator[Change]:
-    """Yields the steps or the drift of a row; `values` are of its undisturbed runs."""
-    count, ends = len(runs), (0, *steps.positions, len(runs))
-    if steps.drift:
-        middle, half = float(values.mean()), steps.drift / 2
-        levels = (middle - half, middle + half)
-        yield Change(row, int(runs[0]), int(runs[-1]), levels, (count, count), is_drift=True)
+def _changes(row: int, values: Series, runs: Indices, steps: Sequence[int]) -> Iterator[Change]:
+    """Yields the steps of a row; `values` are of its undisturbed runs."""
+    ends = (0, *steps, len(runs))
     for begin, position, end in zip(ends, ends[1:], ends[2:], strict=False):
         levels = float(values[begin:position].mean()), float(values[position:end].mean())
         places = int(runs[position - 1]), int(runs[position])
-        yield Change(row, *places, levels, (position - begin, end - position), is_newest=end == count)
+        yield Change(row, *places, levels, (position - begin, end - position), is_newest=end == len(runs))
 
 
 def _stands_out(own: Values, change: Change, runs: Indices, spread: float) -> bool:
@@ -157,8 +151,8 @@ def _stands_out(own: Values, change: Change, runs: Indices, spread: float) -> bo
 
     Machines that become slower do so for some rows more than for others: rows then differ by more than their spread.
     """
-    at = len(runs) // 2 if change.is_drift else int(np.searchsorted(runs, change.after))
-    before, after = (at, len(runs) - at) if change.is_drift else change.runs
+    at = int(np.searchsorted(runs, change.after))
+    before, after = change.runs
     first, second = own[:, runs[at - before : at]], own[:, runs[at : at + after]]
     both: Mask = np.logical_and(np.isfinite(first).any(axis=1), np.isfinite(second).any(axis=1))
     if both.sum() < LEAST_COMMON:
@@ -172,19 +166,6 @@ def _stands_out(own: Values, change: Change, runs: Indices, spread: float) -> bo
     least = two_sided_t(_STANDS_OUT_P if is_calm else _STANDS_OUT_OF_CHANGE_P, freedom) * deviation
     size = float(differences[int(both[: change.row].sum())])
     return abs(size - middle) > least
-
-
-@dataclass(frozen=True)
-class Steps:
-    """The steps of a series, or its drift.
-
-    Attributes:
-        positions: the index of the first value after each step, ascending.
-        drift: the growth along a line from the first to the last value; 0 unless a line describes the series best.
-    """
-
-    positions: tuple[int, ...] = ()
-    drift: float = 0.0
 
 
 def spread_between_runs(gaps: Iterable[Sequence[float]]) -> float:
@@ -217,7 +198,7 @@ def undisturbed(values: Sequence[float] | Series, spread: float) -> Indices:
 
 
 def probability_of_no_change(values: Sequence[float] | Series, spread: float) -> float:
-    """Returns the probability that chance makes a piece or a drift as clear as the clearest of a series.
+    """Returns the probability that chance makes a piece as clear as the clearest of a series.
 
     Args:
         values: logarithms of durations of undisturbed runs, in the order of time.
@@ -227,13 +208,11 @@ def probability_of_no_change(values: Sequence[float] | Series, spread: float) ->
         1 for fewer than LEAST_RUNS values.
     """
     series = np.asarray(values, dtype=np.float64)
-    if len(series) < LEAST_RUNS:
-        return 1.0
-    return min(_clearest_piece(series, spread).p, _line(series, spread)[1])
+    return _clearest_piece(series, spread).p if len(series) >= LEAST_RUNS else 1.0
 
 
-def find_steps(values: Sequence[float] | Series, spread: float, most_p: float, least_size: float) -> Steps:
-    """Returns the steps of a series, or its drift.
+def find_steps(values: Sequence[float] | Series, spread: float, most_p: float, least_size: float) -> tuple[int, ...]:
+    """Returns the index of the first value after each step of a series, ascending.
 
     Args:
         values, spread: as for `probability_of_no_change`.
@@ -241,26 +220,7 @@ def find_steps(values: Sequence[float] | Series, spread: float, most_p: float, l
         least_size: smaller changes do not count.
     """
     series = np.asarray(values, dtype=np.float64)
-    if len(series) < LEAST_RUNS:
-        return Steps()
-    everywhere = np.arange(len(series))
-    drift, p = _line(series, spread)
-    line = np.linspace(-drift / 2, drift / 2, len(series)) + series.mean()
-    # Steps of any size may describe a series better than a line.
-    positions = sorted(_search(series, everywhere, spread, most_p, 0.0))
-    levels = np.concatenate([np.full(len(part), part.mean()) for part in np.split(series, positions)])
-    # A step has a place and a level, a line one slope.
-    by_steps = _criterion(series - levels, 2 * len(positions), spread)
-    if p <= most_p and abs(drift) >= least_size and _criterion(series - line, 1, spread) < by_steps:
-        return Steps(drift=drift)
-    return Steps(tuple(sorted(_search(series, everywhere, spread, most_p, least_size))))
-
-
-def _criterion(rest: Series, parameters: int, spread: float) -> float:
-    """Returns the Bayesian information criterion of a description (Schwarz, 1978); the smaller the better."""
-    count = len(rest)
-    variance = (PRIOR_RUNS * spread**2 + float((rest**2).sum())) / (PRIOR_RUNS + count)
-    return count * math.log(variance) + parameters * math.log(count)
+    return tuple(sorted(_search(series, np.arange(len(series)), spread, most_p, least_size)))
 
 
 def largest_probability(p: Iterable[float], share: float) -> float:
@@ -322,15 +282,6 @@ def _clearest_piece(values: Series, spread: float) -> _Piece:
     best = int(explained.argmax())
     p = _probability(values, float(explained[best]), len(sizes) + 1, spread)
     return _Piece(int(starts[best]), int(stops[best]), float(differences[best]), p)
-
-
-def _line(values: Series, spread: float) -> tuple[float, float]:
-    """Returns the growth along the line that fits best, and its probability by chance."""
-    count = len(values)
-    times = np.arange(count) - (count - 1) / 2
-    squares = float((times**2).sum())
-    slope = float((times * values).sum()) / squares
-    return slope * (count - 1), _probability(values, slope**2 * squares, len(_pieces(count)[0]) + 1, spread)
 
 
 def _probability(values: Series, explained: float, tried: int, spread: float) -> float:

@@ -368,11 +368,10 @@ def improve(
         for model, named in file.models.items():
             endpoint = Endpoint(named.endpoint, named.api_key_variable) if named.endpoint else None
             answers = RecordedAnswers(Path(file.answers or output / "answers"), endpoint)
-            limits = file.limits(model)
             digest = hashlib.sha256(prompt.encode()).hexdigest()[:16]
             task = LoopTask(kernel_type, model_folder(model), "", model, output / "attempts", digest)
-            prompts = KernelPrompts(prompt, limits.attempts)
-            loop = RepairLoop(task, prompts, log, file.prices(), limits)
+            prompts = KernelPrompts(prompt, file.attempts)
+            loop = RepairLoop(task, prompts, log, file)
             try:
                 ends.append(f"{model}: {loop.run(answers, lambda path: bench.judge(path, language))}")
             except OpAtlasError as error:

@@ -12,7 +12,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Protocol
@@ -28,7 +28,7 @@ from opatlas.text import Word, cut_middle
 from opatlas.typed_json import Count, DecodeError, decode, json_line
 
 from .endpoint import ChatAnswer, ChatMessage, ChatModel, ChatRequest, NoRecordedAnswer
-from .models_file import LoopLimits, Price, cost_of
+from .models_file import ModelsFile, cost_of
 from .prompt import error_text, read_answer, without_places
 
 #: The name of the file in the folder of a run.
@@ -147,6 +147,8 @@ class AttemptLog:
             ) from None
 
 
+#: The number of attempts in a row with the same failure (class and text) that ends a loop.
+_SAME_FAILURES = 3
 #: Judges the candidate in a file.
 Judge = Callable[[Path], Judgement]
 #: The longest text of an error in the file of attempts.
@@ -213,17 +215,16 @@ class RepairLoop:
         task: LoopTask,
         prompts: LoopPrompts,
         log: AttemptLog,
-        prices: Mapping[str, Price],
-        limits: LoopLimits,
+        file: ModelsFile,
     ) -> None:
-        """Reads the attempts of former sessions.
+        """Reads the attempts of former sessions; `file` has prices and limits.
 
         Raises:
             OpAtlasError: the file of attempts cannot be read.
             OSError: a candidate of it cannot be read.
         """
         self.task = task
-        self._prompts, self._log, self._prices, self._limits = prompts, log, prices, limits
+        self._prompts, self._log, self._file = prompts, log, file
         made = log.attempts(task.task_set, task.task, task.model)
         self._attempts = [each for each in made if (each.task_digest, each.asked) == (task.digest, task.asked)]
         #: The number of attempts at other contents of the task or by other models, whose candidates stay.
@@ -243,15 +244,15 @@ class RepairLoop:
 
     def stop_reason(self) -> StopReason | None:
         """Returns why no further attempt is made; None: the next one may be. Raises OpAtlasError."""
-        limits = self._limits
-        last = self._attempts[-limits.same_failures :]
+        last = self._attempts[-_SAME_FAILURES:]
         if last and last[-1].passed:
             return StopReason.PASSED
-        if len(last) == limits.same_failures and len({_failure(attempt) for attempt in last}) == 1:
+        if len(last) == _SAME_FAILURES and len({_failure(attempt) for attempt in last}) == 1:
             return StopReason.SAME_FAILURE
-        if len(self._attempts) >= limits.attempts:
+        if len(self._attempts) >= self._file.attempts:
             return StopReason.ATTEMPTS
-        if limits.cost_usd is not None and sum(each.cost_usd for each in self._log.all()) >= limits.cost_usd:
+        limit = self._file.cost_limit
+        if limit is not None and sum(each.cost_usd for each in self._log.all()) >= limit:
             return StopReason.COST
         return None
 
@@ -274,10 +275,11 @@ class RepairLoop:
         """Returns the question of the next attempt."""
         task, number, last = self.task, len(self._attempts), self._attempts[-1:]
         messages = self._prompts.repair(number, self._code, last[0].judgement) if last else self._prompts.first()
+        model = task.asked or task.model
         return ChatRequest(
-            task.asked or task.model,
+            model,
             messages,
-            max_tokens=self._limits.max_tokens,
+            max_tokens=self._file.models[model].max_tokens,
             name=f"{task.task_set}/{task.task}/{number}",
             # Inputs are drawn anew in each run, so that the numbers in an error differ.
             varying=error_text(last[0].judgement) if last else "",
@@ -301,7 +303,6 @@ class RepairLoop:
             judged = replace(judged, text=f"{judged.text} (it reached max_tokens)")
         if judged.max_error is not None and not math.isfinite(judged.max_error):
             judged = replace(judged, max_error=None)
-        cost = cost_of(self._prices, request, answer)
         attempt = ModelAttempt(
             task.task,
             task.task_set,
@@ -311,13 +312,10 @@ class RepairLoop:
             replace(judged, text=cut_middle(judged.text, _MOST_TEXT)),
             answer.seconds,
             time.monotonic() - start,
-            cost.tokens_in,
-            cost.tokens_out,
-            cost.estimated,
-            cost.usd,
-            candidate,
-            task.digest,
-            task.asked,
+            **cost_of(self._file.prices(), request, answer),
+            candidate=candidate,
+            task_digest=task.digest,
+            asked=task.asked,
         )
         self._log.append(attempt)
         self._attempts.append(attempt)

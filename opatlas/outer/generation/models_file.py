@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
@@ -44,24 +43,6 @@ class KernelLanguage(Word):
 LANGUAGE_OF_KIND = {"npu": KernelLanguage.TRITON_ASCEND, "cuda": KernelLanguage.TRITON}
 
 
-@dataclass(frozen=True)
-class LoopLimits:
-    """When a loop ends without a kernel that passes.
-
-    Attributes:
-        attempts: the most attempts, the first one included.
-        same_failures: the number of attempts in a row with the same failure (class and text) that ends the loop.
-        cost_usd: the cost of all attempts of the run, of all models, in US dollars from which no request is sent;
-            None: no limit.
-        max_tokens: the largest number of tokens of an answer.
-    """
-
-    attempts: int = 5
-    same_failures: int = 3
-    cost_usd: float | None = None
-    max_tokens: int = 8_192
-
-
 class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"tokens_in": "in", "tokens_out": "out"}):
     """The price of a model in US dollars.
 
@@ -90,7 +71,7 @@ class NamedModel(
 
     endpoint: str = ""
     api_key_variable: str = ""
-    max_tokens: _Count = LoopLimits.max_tokens
+    max_tokens: _Count = 8_192
     request: _Dollars | None = None
     tokens_in: _Dollars | None = None
     tokens_out: _Dollars | None = None
@@ -102,24 +83,8 @@ class NamedModel(
         return None if told == (None, None, None) else Price(*(each or 0.0 for each in told))
 
 
-@dataclass(frozen=True)
-class Cost:
-    """Tokens and price of one exchange.
-
-    Attributes:
-        tokens_in, tokens_out: tokens of the request and of the answer.
-        estimated: whether the endpoint gave no tokens, and they are characters / 4.
-        usd: the price in US dollars; 0 for a model without a price.
-    """
-
-    tokens_in: int
-    tokens_out: int
-    estimated: bool
-    usd: float
-
-
-def cost_of(prices: Mapping[str, Price], request: ChatRequest, answer: ChatAnswer) -> Cost:
-    """Returns the cost of an exchange."""
+def cost_of(prices: Mapping[str, Price], request: ChatRequest, answer: ChatAnswer) -> dict[str, Any]:
+    """Returns tokens and price of an exchange, as an attempt has them; a model without a price costs nothing."""
     asked = sum(len(message.content) for message in request.messages)
     tokens_in, tokens_out = answer.tokens_in, answer.tokens_out
     estimated = tokens_in is None or tokens_out is None
@@ -127,7 +92,7 @@ def cost_of(prices: Mapping[str, Price], request: ChatRequest, answer: ChatAnswe
     tokens_out = -(-len(answer.text) // CHARACTERS_OF_TOKEN) if tokens_out is None else tokens_out
     price = prices.get(request.model, Price())
     usd = price.request + (tokens_in * price.tokens_in + tokens_out * price.tokens_out) / 1e6
-    return Cost(tokens_in, tokens_out, estimated, usd)
+    return {"tokens_in": tokens_in, "tokens_out": tokens_out, "tokens_estimated": estimated, "cost_usd": usd}
 
 
 @cache
@@ -151,7 +116,7 @@ class ModelsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     models: dict[str, NamedModel]
     language: KernelLanguage | None = None
-    attempts: _Count = LoopLimits.attempts
+    attempts: _Count = 5
     cost_limit: _Dollars | None = None
     answers: str = ""
     route: dict[str, str] | str = ""
@@ -160,10 +125,6 @@ class ModelsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Returns the prices of the file, and those that ship for models without one."""
         told = {name: price for name, model in self.models.items() if (price := model.price) is not None}
         return {**shipped_prices(), **told}
-
-    def limits(self, model: str) -> LoopLimits:
-        """Returns when the loop of a model ends."""
-        return LoopLimits(self.attempts, cost_usd=self.cost_limit, max_tokens=self.models[model].max_tokens)
 
 
 def read_models(path: Path) -> ModelsFile:

@@ -195,7 +195,7 @@ class ModelRuns:
         self.rules = settings.models.language.of_rules
         self._device = settings.devices[0]
         file = settings.models.file
-        self._log, self._prices = AttemptLog(self._folder), file.prices()
+        self._log = AttemptLog(self._folder)
         answers = Path(file.answers) if file.answers else self._folder / ANSWERS
         # The time and the cost of a route are those of its own questions.
         asked = answers if self._settings.route is None else answers / ROUTED
@@ -296,16 +296,15 @@ class ModelRuns:
         settings, device = self._settings, self._device
         model, task = settings.models[name], TaskName(subject.task_set, subject.name)
         asked = "" if settings.route is None else settings.route(subject.complexity, task)
-        limits = settings.file.limits(asked or model)
         prompts = Prompts(
-            *(subject.full_name, subject.source, device.name, device.kind, settings.language, limits.attempts),
+            *(subject.full_name, subject.source, device.name, device.kind, settings.language, settings.file.attempts),
             function=subject.candidate,
         )
         loop_task = LoopTask(
             *(*task, subject.complexity, model, self._folder / name, subject.digest, asked),
             defines=subject.candidate or MODEL_NEW,
         )
-        return RepairLoop(loop_task, prompts, self._log, self._prices, limits)
+        return RepairLoop(loop_task, prompts, self._log, settings.file)
 
 
 class _NotJudged(Exception):
