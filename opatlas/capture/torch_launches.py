@@ -6,7 +6,7 @@ The kernels, copies and fills of one operator call are one sample of its row, as
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -39,6 +39,8 @@ _SHAPES_REMEDY = (
     "Record it again with record_shapes=True (vLLM: torch_profiler_record_shapes in --profiler-config); for CUDA "
     "graphs name the trace of the capture with --shapes-from"
 )
+#: The names of copies and fills among the kernels of a row, as replays have them.
+_COPIES: Mapping[int, str] = {CallKind.MEMCPY: "memcpy", CallKind.MEMSET: "memset"}
 #: The Accelerator Core of collectives.
 COMMUNICATION = "COMMUNICATION"
 OF_NCCL = re.compile(r"nccl", re.IGNORECASE)
@@ -245,7 +247,9 @@ def read_torch_trace(
             name = f"{outcome.name} ({outcome.row.detail})" if outcome.row.detail else outcome.name
             launches.counts.add(outcome.row.reason, name, 1, time_ns / 1e3)
             continue
-        names = [kernel_name(trace.names[trace.name[event]]) for event in outcome.events]
+        names = [
+            _COPIES.get(trace.kind[event]) or kernel_name(trace.names[trace.name[event]]) for event in outcome.events
+        ]
         own = {
             PROFILING_KERNEL_NAMES: kernels_cell(names),
             PROFILING_SOURCE: "CUDA graph" if outcome.is_replay else "eager",

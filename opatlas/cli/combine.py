@@ -6,18 +6,18 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
+from statistics import median
 from typing import Annotated
 
-import numpy as np
 from cyclopts import Parameter
 
 from opatlas.capture.ingest import rebuild_profiling
 from opatlas.cli.app import held
-from opatlas.data.combine import CombineResult, CombineSources, DurationCounts, open_sources, refuse_mixed
+from opatlas.data.combine import CombineResult, CombineSources, open_sources, refuse_mixed
 from opatlas.data.combine import combine as combine_databases
 from opatlas.data.database import Database
 from opatlas.data.log import COMBINE
-from opatlas.data.pool import SPREAD_LIMIT, PooledRow
+from opatlas.data.pool import PooledRow
 from opatlas.data.pool import pool as pool_runs
 from opatlas.data.restore import clear_edited
 from opatlas.errors import OpAtlasError, UsageError, usage_errors
@@ -100,44 +100,23 @@ def _parts(target: Path, opened: CombineSources, found: CombineResult) -> Iterat
             "databases": (len(opened.sources) - opened.journals) or None,
             "journals": opened.journals or None,
             "kernel types": (len(found.kernel_types), f"{len(found.new):,} new"),
-            "rows added": _counted(found.added),
-            "durations": (found.taken + found.kept, f"of existing rows: {found.taken:,} taken, {found.kept:,} kept"),
-            "statuses": (found.statuses.total(), _listed(found.statuses)),
-            "captured durations": found.profiled or None,
-            "other cells": found.filled or None,
+            "rows added": found.added,
+            "rows with another duration": found.taken,
+            "rows with other new cells": found.changed,
             "pruned rows": found.pruned or None,
             "edited since their run": found.edited or None,
             "manifests": found.manifests or None,
             "ingests": found.ingests or None,
             "rows with pooled captures": found.captures_pooled or None,
-            "rows in TARGET": _counted(found.target_rows),
+            "rows in TARGET": found.target_rows,
             "op_mapping": str(target / found.mapping.path.name) if found.mapping is not None else None,
         },
         title=str(target),
     )
 
 
-def _counted(rows: DurationCounts) -> tuple[int, str]:
-    return rows.rows, f"{rows.replayed:,} replayed, {rows.captured:,} captured"
-
-
-def _listed(counts: Counter[str]) -> str:
-    return ", ".join(f"{count:,} {name}" for name, count in counts.most_common() if name)
-
-
 def _pooled(pooled: Sequence[PooledRow]) -> Iterator[Part]:
     kinds = Counter((row.runs, row.machines) for row in pooled)
     yield Table(("runs", "machines", "rows"), [(*kind, kinds[kind]) for kind in sorted(kinds, reverse=True)], "pooled")
-    spreads = [row.spread for row in pooled if row.spread is not None]
-    if not spreads:
-        return
-    low, high = np.quantile(spreads, (0.5, 0.9)).tolist()
-    yield Fields(
-        {
-            "median": percent(low),
-            "p90": percent(high),
-            "largest": percent(max(spreads)),
-            f"over {percent(SPREAD_LIMIT, 0)}": (sum(spread > SPREAD_LIMIT for spread in spreads), "rows"),
-        },
-        title="spread between machines",
-    )
+    if spreads := [row.spread for row in pooled if row.spread is not None]:
+        yield f"spread between machines: {percent(median(spreads))} in the median, {percent(max(spreads))} at most"

@@ -5,13 +5,11 @@ Only the target is written, file by file, each replaced in one step. Unchanged f
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import chain, compress
+from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
@@ -145,26 +143,14 @@ def refuse_mixed(target: Path, opened: CombineSources) -> None:
 
 
 @dataclass
-class DurationCounts:
-    """The number of rows of a table, and how many have a replayed and a captured duration."""
-
-    rows: int = 0
-    replayed: int = 0
-    captured: int = 0
-
-
-@dataclass
 class CombineResult:
     """The result of `combine`.
 
     Attributes:
-        added: rows that the tables lacked; they follow in the order of the sources.
-        target_rows: the rows that they have now.
+        added: the number of rows that the tables lacked; they follow in the order of the sources.
+        target_rows: the number of rows that they have now.
         taken: the number of existing rows that have the duration of a source now.
-        kept: the number of existing rows that keep their duration although a source has one.
-        statuses: the number of existing rows that have the status of a source now, by status.
-        profiled: the number of existing rows whose Profiling columns were filled.
-        filled: the number of other cells that were filled.
+        changed: the number of other existing rows with a cell of a source now.
         kernel_types: the kernel types of the sources.
         new: the kernel types for which the target had no file.
         pruned: the number of pruned rows that were added.
@@ -175,13 +161,10 @@ class CombineResult:
         problems: files that could not be read or written.
     """
 
-    added: DurationCounts = field(default_factory=DurationCounts)
-    target_rows: DurationCounts = field(default_factory=DurationCounts)
+    added: int = 0
+    target_rows: int = 0
     taken: int = 0
-    kept: int = 0
-    statuses: Counter[str] = field(default_factory=Counter)
-    profiled: int = 0
-    filled: int = 0
+    changed: int = 0
     kernel_types: list[str] = field(default_factory=list)
     new: list[str] = field(default_factory=list)
     pruned: int = 0
@@ -348,41 +331,23 @@ def combine_table(
     Raises:
         OpAtlasError: a file cannot be written; the table is as it was.
     """
-    kind, column = row_kind(fold.kernel_type), row_kind(fold.kernel_type).duration_columns[0]
-    before, offered = fold.rows.table(), set[str]()
+    kind, before = row_kind(fold.kernel_type), fold.rows.table()
     for source in sources:
         for candidates in _batches(fold, source):
             fold.fold(candidates)
-            offered.update(each.signature for each in candidates if each.duration)
-        if isinstance(source, RowTable):
-            offered.update(compress(source.signatures, source.replayed.known.tolist()))
-    after, there = fold.write(target), len(before)
-    rows = after.arrow.slice(0, there)
-    differ = {
-        name: pc.not_equal(rows.column(name), before.arrow.column(name) if name in before.columns else "").to_numpy()
-        for name in after.columns
+    after = fold.write(target)
+    rows = after.arrow.slice(0, len(before))
+    taken = changed = np.zeros(len(before), dtype=bool)
+    for name in after.columns:
         # A status of another run is no other status.
-        if name != col.STATUS_RUN_ID
-    }
-
-    def changed(*groups: CellGroup) -> Any:
-        """Returns the number of cells of some groups that differ, by row."""
-        masks = [mask for name, mask in differ.items() if group_of(name, kind) in groups]
-        return np.sum(masks, axis=0, dtype=int) if masks else np.zeros(there, dtype=int)
-
-    replayed, captured = (~np.isnan(after.durations_us(name)) for name in (column, col.PROFILING_AVERAGE))
-    had_duration = ~np.isnan(before.durations_us(column))
-    taken = (changed(CellGroup.DURATION) > 0) & replayed[:there]
-    is_offered = np.fromiter((name in offered for name in fold.signatures[:there]), dtype=bool, count=there)
-    for counts, first in ((changes.target_rows, 0), (changes.added, there)):
-        counts.rows += len(after) - first
-        counts.replayed += int(replayed[first:].sum())
-        counts.captured += int(captured[first:].sum())
+        if name != col.STATUS_RUN_ID:
+            cells = before.arrow.column(name) if name in before.columns else ""
+            changed = changed | (differs := pc.not_equal(rows.column(name), cells).to_numpy())
+            taken = taken | differs if group_of(name, kind) is CellGroup.DURATION else taken
+    changes.target_rows += len(after)
+    changes.added += len(after) - len(before)
     changes.taken += int(taken.sum())
-    changes.kept += int((is_offered & had_duration & ~taken).sum())
-    changes.statuses.update(after.cells(col.STATUS)[at] for at in np.flatnonzero(changed(CellGroup.STATUS)).tolist())
-    changes.profiled += int(np.count_nonzero(changed(CellGroup.CAPTURED)))
-    changes.filled += int(changed(CellGroup.OTHER, CellGroup.SLOTS).sum())
+    changes.changed += int((changed & ~taken).sum())
 
 
 def _batches(fold: TableFold, source: RowTable | Sequence[Candidate]) -> Iterator[Sequence[Candidate]]:

@@ -26,9 +26,6 @@ from opatlas.row.signature import signature
 from opatlas.row.status import Status
 from opatlas.text import parse_real
 
-#: Machines that disagree more are reported: as a share of the pooled median.
-SPREAD_LIMIT = 0.10
-
 
 @dataclass(frozen=True)
 class RunDuration:

@@ -26,7 +26,7 @@ from torch_calls import (
 
 from opatlas.capture.launches import SkipReason
 from opatlas.capture.operator_rows import CapturedRow, LeftOut, Operator, products_of_experts
-from opatlas.capture.torch_launches import read_outcomes
+from opatlas.capture.torch_launches import read_outcomes, read_torch_trace
 from opatlas.capture.torch_operators import OPERATORS, is_known, row_of, wins_over_inner
 from opatlas.row import columns as col
 from opatlas.row.signature import signature
@@ -392,6 +392,12 @@ def test_rows_of_a_trace_have_replays(trace: str, share: float) -> None:
     assert len(rows) > 50
     for row in rows.values():
         expect_replay(row)
+
+
+def test_fills_have_the_names_of_replays() -> None:
+    path = TRACES / "plain-prefill-replay.pt.trace.json.gz"
+    parts = [part for _, _, part in read_torch_trace(path, path, lambda size: None).accepted()]
+    assert any(part.cells[col.PROFILING_KERNEL_NAMES].startswith("memset + cudnn_") for part in parts)
 
 
 def test_the_page_lists_the_operators_of_the_table() -> None:

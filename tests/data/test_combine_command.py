@@ -20,11 +20,6 @@ def test_the_counts(target: Database, source: Database, run_combine: RunCombine)
     manifest(source, MIDDLE, 1.77e9)
     status, out, err = run_combine(target.path, source.path)
     assert (status, err) == (0, "")
-    assert (out["databases"], out["kernel_types"], out["new"], out["taken"], out["kept"]) == (
-        *(1, ["Abs", "Neg"], ["Neg"]),
-        *(3, 0),
-    )
-    assert out["added"] == {"rows": 2, "replayed": 0, "captured": 0}
-    assert out["target_rows"] == {"rows": 5, "replayed": 3, "captured": 0}
-    assert (out["statuses"], out["filled"], out["manifests"]) == ({"measured": 1}, 3, 1)
+    assert (out["databases"], out["kernel_types"], out["new"]) == (1, ["Abs", "Neg"], ["Neg"])
+    assert [out[name] for name in ("taken", "changed", "added", "target_rows", "manifests")] == [3, 0, 2, 5, 1]
     assert not target.reports_dir.exists()

@@ -12,7 +12,7 @@ from opatlas.row.errors import DeviceGone
 from opatlas.row.status import Status
 from opatlas.run.devices.device import available_devices, kind_named
 from opatlas.run.group import GroupSpec
-from opatlas.run.instruments.instrument import MSPROF, TORCH_NPU_PROFILER, MeasureSettings
+from opatlas.run.instruments.instrument import MSPROF, MeasureSettings
 from opatlas.run.job import Job
 from opatlas.run.msprof_sessions import msprof_on_group
 from opatlas.run.process.device_process import GroupProcess
@@ -27,8 +27,6 @@ pytestmark = pytest.mark.skipif(len(DEVICES) < 2, reason="needs 2 GPUs or NPUs")
     scope="module", params=[name for kind in {d.kind for d in DEVICES} for name in kind_named(kind).instruments] or [""]
 )
 def group(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scheduler]:
-    if request.param == TORCH_NPU_PROFILER:
-        pytest.skip("starts and stops CANN's profiler for each row, which ends the processes of a group")
     settings = MeasureSettings(repeat_count=5, instrument=request.param)
     group: Scheduler = GroupProcess(SPEC, DEVICES[:2], settings)
     if request.param == MSPROF:
