@@ -65,7 +65,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(words: Sequence[str]) -> int:
     if words == ["--version"]:
-        print(f"opatlas {_version()}")
+        from opatlas.row.versions import package_version
+
+        print(f"opatlas {package_version('opatlas') or '(not installed as a package)'}")
         return 0
     name = words[0] if words else ""
     # Entry points take 25 ms to read, which the commands of this package do without.
@@ -83,15 +85,6 @@ def _run(words: Sequence[str]) -> int:
     from opatlas.cli.app import make_app, run_app
 
     return run_app(make_app(BUILT_IN if name in BUILT_IN else all_commands(), name), words)
-
-
-def _version() -> str:
-    from importlib import metadata
-
-    try:
-        return metadata.version("opatlas")
-    except metadata.PackageNotFoundError:
-        return "(not installed as a package)"
 
 
 def run_session(name: str, tests: str, about: str, arguments: Sequence[str]) -> int:

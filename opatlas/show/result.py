@@ -341,7 +341,10 @@ def _sizes(cells: Sequence[Sequence[str]], rights: Sequence[bool], width: int, c
     sizes = [max(map(_columns_of, column)) for column in cells]
     headers = [max(map(_columns_of, [*column[1:], column[0][:_LEAST_HEADER]])) for column in cells]
     least = [size if right else min(size, _LEAST) for size, right in zip(headers, rights, strict=True)]
-    words = [max(map(_columns_of, [word for cell in column for word in cell.split()] or [""])) for column in cells]
+    words = [
+        max(map(_columns_of, [*column[0].split(), *(column[1:] if right else " ".join(column[1:]).split()), ""]))
+        for column, right in zip(cells, rights, strict=True)
+    ]
     excess = sum(sizes) + 2 * (len(sizes) - 1) - width
     for floors in (headers, least) if cut else (words, least):
         while excess > 0 and (wide := [at for at, size in enumerate(sizes) if size > floors[at]]):

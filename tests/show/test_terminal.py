@@ -7,7 +7,7 @@ from printed import numbers_in
 
 from opatlas.errors import CellError, OpAtlasError
 from opatlas.formats import change, percent
-from opatlas.show import Fields, Format, Result, Table, print_note, print_result
+from opatlas.show import Column, Fields, Format, Result, Table, print_note, print_result
 from opatlas.show.result import plain_text, screen, text
 from opatlas.text import exception_line, printable, printable_lines
 
@@ -53,6 +53,8 @@ def test_all_rows_are_lines_where_no_terminal_limits_them(
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 30
     assert " ".join(lines).split().count("words") == 29
+    narrow = Table((Column("a share of all", percent), "name"), [(0.249, "words " * 29)])
+    assert any("24.9 %  words" in line for line in text([narrow], 30).splitlines())
 
 
 @pytest.mark.parametrize("rows", [1, 6, 100])

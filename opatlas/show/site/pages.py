@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib import metadata, resources
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from opatlas.files import expect_folder
 from opatlas.installation import REPORT_PAGES, extensions
 from opatlas.progress import track
 from opatlas.row.roofline import device_peak
+from opatlas.row.versions import package_version
 
 from .rows import WORDS, columns_of, durations_of, moves_each_byte_once, row_table
 
@@ -194,7 +195,7 @@ def write_site(place: Path, folder: Path, *, against: str = "", costs: Sequence[
         **{name: page.content(tables) for name, page in pages.items()},
         "models": list(map(_model_page, costs)),
         "problems": list(dict.fromkeys(problems)),
-        "version": _version(),
+        "version": package_version("opatlas") or "",
     }
     # The overview marks the folder as a site.
     for path in (folder / "data").glob(f"{_ROWS}*.js"):
@@ -251,10 +252,3 @@ def _bokeh() -> Iterator[tuple[str, bytes]]:
     scripts = resources.files("bokeh") / "server" / "static" / "js"
     for name in _BOKEH_FILES:
         yield name, scripts.joinpath(name).read_bytes()
-
-
-def _version() -> str:
-    try:
-        return metadata.version("opatlas")
-    except metadata.PackageNotFoundError:
-        return ""
