@@ -247,15 +247,9 @@ def _captures_json(done: IngestResult) -> dict[str, object]:
 def _fill(database: Database, files: Sequence[Path], total_mb: float, batches: Sequence[list[Sequences]]) -> Result:
     with usage_errors():
         expect_folder(database.path, _MAKES)
-    report = None
     # A session writes rows back by their signatures, which change here.
-    with held(database, "ingest --attention-records") as problems:
-        with progress("read, MB", total_mb) as advance:
-            outcome = fill_rows(database, files, _MOST_ROWS, advance, batches)
-        try:
-            report = database.write_report("fill_runtime", ("What", "Count", "Place", "Key"), outcome.unmatched)
-        except OpAtlasError as error:
-            problems.append(str(error))
+    with held(database, "ingest --attention-records") as problems, progress("read, MB", total_mb) as advance:
+        outcome = fill_rows(database, files, _MOST_ROWS, advance, batches)
     problems += outcome.problems
     counts = {name: count for name, count in vars(outcome).items() if isinstance(count, int)}
     tables = list[Table]()
@@ -263,6 +257,6 @@ def _fill(database: Database, files: Sequence[Path], total_mb: float, batches: S
         rows = [(place, count, key) for kind, count, place, key in outcome.unmatched if kind == what]
         counts[name] = sum(count for _, count, _ in rows)
         tables.append(Table((f"unmatched {what}", "count", "key"), rows))
-    facts = Fields({f"attention {name.replace('_', ' ')}": count or None for name, count in counts.items()})
-    written = Fields({"database": str(database.path), "unmatched": report and str(report)})
-    return Result([facts, written, *tables], {"attention_records": {**counts, "problems": problems}}, problems)
+    facts = {f"attention {name.replace('_', ' ')}": count or None for name, count in counts.items()}
+    found = {**counts, "unmatched_places": outcome.unmatched, "problems": problems}
+    return Result([Fields({**facts, "database": str(database.path)}), *tables], {"attention_records": found}, problems)
