@@ -105,7 +105,6 @@ def _content(comparison: DatabaseComparison) -> Mapping[str, object]:
             for rival in comparison.rivals
         ],
         "fastest": dict(comparison.fastest),
-        "without_rival": comparison.without_rival,
         "without_common_rows": [rival.name for rival in comparison.without_common_rows],
         "problems": comparison.problems,
         "rows": [_row(row) for row in comparison.rows],

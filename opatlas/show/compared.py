@@ -82,8 +82,6 @@ def parts(comparison: DatabaseComparison) -> Iterator[Part]:
         totals = {rival.label: comparison.total(rival.name) for rival in shown}
         yield _figures("database", totals, (*_COUNTS[:6], *_FAST), "rows", detail=True)
     yield _losses(comparison, shown)
-    without = [(name, len(comparison.by_kernel_type[name])) for name in comparison.without_rival]
-    yield Table(("kernel type", "rows"), without, "kernel types that no rival measured", detail=True)
     if any(_is_noise(comparison.total(rival.name)) for rival in shown):
         yield _REPEAT
     yield _databases(comparison, over_time)

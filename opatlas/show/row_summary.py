@@ -37,12 +37,10 @@ class RowSummary:
         quality: the quality of the samples.
         instrument, cache: how the samples were measured.
         captured_us: the captured duration of the row; None without one.
-        gbps: 10^9 bytes/s moved; None if the work of the row is unknown.
-        tera_ops: 10^12 operations/s of a matrix product; None for other kernels.
-        of_integers: whether the operations are on integers.
+        rate_per_s, unit: the bytes or operations a second, whichever is nearer to its peak; None if the work of the row
+            is unknown.
         share: the share of the peak that bounds the row; None if no peak is known, or a stand-in was timed. More than 1
             if results stay in the last-level cache until the sample has ended.
-        by_arithmetic: whether to show the rate of operations instead of bytes.
     """
 
     kernel_type: str
@@ -55,11 +53,9 @@ class RowSummary:
     instrument: str
     cache: str
     captured_us: float | None = None
-    gbps: float | None = None
-    tera_ops: float | None = None
-    of_integers: bool = False
+    rate_per_s: float | None = None
+    unit: str = "B/s"
     share: float | None = None
-    by_arithmetic: bool = False
 
     @property
     def name(self) -> str:
@@ -73,10 +69,8 @@ class RowSummary:
 
     @property
     def rate(self) -> str:
-        """The rate nearer to its peak: `1.6 TB/s`, `312 TFLOP/s`; "" if the work is unknown."""
-        if self.by_arithmetic and self.tera_ops:
-            return formats.scaled(self.tera_ops * 1e12, "OP/s" if self.of_integers else "FLOP/s")
-        return formats.scaled(self.gbps * 1e9, "B/s") if self.gbps else ""
+        """`1.6 TB/s`, `312 TFLOP/s`; "" if the work is unknown."""
+        return formats.scaled(self.rate_per_s, self.unit) if self.rate_per_s else ""
 
     @property
     def warning(self) -> str:
@@ -112,7 +106,7 @@ def summarize_row(record: Record, peak: Peak, captured_us: float | None = None) 
     summary = measurement.summary
     cells = record.cells
     if is_communication(record.kernel_type):
-        rates: dict[str, Any] = {"gbps": bandwidth_gbps(int(cells[MESSAGE_BYTES]), summary.median_us)}
+        rates: dict[str, Any] = {"rate_per_s": bandwidth_gbps(int(cells[MESSAGE_BYTES]), summary.median_us) * 1e9}
     else:
         rates = _rates(record, measurement, peak, summary.median_us)
     return RowSummary(
@@ -146,14 +140,11 @@ def _rates(record: Record, measurement: Measurement, peak: Peak, median_us: floa
         return {}
     reached = achieved_rates(work, peak, median_us, cold=measurement.cache_state == "cold")
     share = None if measurement.stand_in else reached.share
-    is_product = base_type(ran.kernel_type) in PRODUCTS
-    return {
-        "gbps": reached.gbps,
-        "tera_ops": reached.tera_ops,
-        "of_integers": work.dtype.startswith(_WHOLE_NUMBERS),
-        "share": share,
-        "by_arithmetic": is_product if share is None else reached.bound_by_arithmetic,
-    }
+    by_arithmetic = base_type(ran.kernel_type) in PRODUCTS if share is None else reached.bound_by_arithmetic
+    if by_arithmetic and reached.tera_ops:
+        unit = "OP/s" if work.dtype.startswith(_WHOLE_NUMBERS) else "FLOP/s"
+        return {"rate_per_s": reached.tera_ops * 1e12, "unit": unit, "share": share}
+    return {"rate_per_s": reached.gbps * 1e9, "share": share}
 
 
 _SHOWN = 5
@@ -173,15 +164,15 @@ def duration_tables(rows: Collection[RowSummary]) -> Iterator[Table]:
     # Few rows need no lists besides the table.
     if len(rows) > _SHOWN:
         yield _table_of_rows("slowest", heapq.nlargest(_SHOWN, rows, key=lambda row: row.median_us))
-        if noisiest := heapq.nlargest(_SHOWN, (row for row in rows if row.noise), key=lambda row: row.noise or 0.0):
-            yield _table_of_rows("noisiest", noisiest)
+        noisiest = heapq.nlargest(_SHOWN, (row for row in rows if row.noise), key=lambda row: row.noise or 0.0)
+        yield _table_of_rows("noisiest", noisiest)
 
 
 def _type_cells(kernel_type: str, rows: Sequence[RowSummary]) -> tuple[Any, ...]:
     """Returns the cells of a kernel type: of its medians, its noise, its warnings, and its row nearest to a peak."""
     medians = [row.median_us for row in rows]
     noise = [row.noise for row in rows if row.noise is not None]
-    best = max(rows, key=lambda row: (row.share or 0.0, (row.tera_ops if row.by_arithmetic else row.gbps) or 0.0))
+    best = max(rows, key=lambda row: (row.share or 0.0, row.rate_per_s or 0.0))
     return (
         *(kernel_type, len(rows), median(medians), min(medians), max(medians), median(noise) if noise else None),
         *(sum(bool(row.warning) for row in rows), best.rate, best.share),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from opatlas.capture.operator_rows import CapturedRow, LeftOut, Operator, produc
 from opatlas.capture.torch_launches import read_outcomes, read_torch_trace
 from opatlas.capture.torch_operators import OPERATORS, is_known, row_of, wins_over_inner
 from opatlas.row import columns as col
+from opatlas.row.attention import batch_cells, read_sequences, row_key
 from opatlas.row.signature import signature
 from opatlas.theory.model_calls import model_calls
 from opatlas.theory.sources import resolve_model
@@ -392,6 +394,24 @@ def test_rows_of_a_trace_have_replays(trace: str, share: float) -> None:
     assert len(rows) > 50
     for row in rows.values():
         expect_replay(row)
+
+
+def test_a_capture_of_served_layers_has_the_rows_of_the_model() -> None:
+    """Decode of 64 sequences and a prompt of 2048 tokens on an H200 (tests/cuda/served_layers.py), eager and graph."""
+    model = resolve_model("Qwen/Qwen3-32B")
+    steps = {"decode": {"batch": 64, "context": 4096}, "prefill": {"batch": 1, "context": 2048, "phase": "prefill"}}
+    for (phase, step), what in product(steps.items(), ("eager", "replay")):
+        path = TRACES / f"served-{phase}-{what}.pt.trace.json.gz"
+        launches = read_torch_trace(path, path, lambda size: None)
+        assert launches.counts.left_out.total() == 0
+        rows = set()
+        for kernel_type, _, part in launches.accepted():
+            key, lengths = row_key(part.cells), dict[str, str]()
+            if col.WITHOUT_LENGTHS in part.cells.items() and key is not None:
+                lengths = batch_cells(key, read_sequences("64x1@4096")) or {}
+            rows.add(signature(kernel_type, {**part.cells, **lengths}))
+        calls = model_calls(model, **step)  # type: ignore[arg-type]
+        assert {call.part for call in calls if (call.instead or call).signature() not in rows} == set()
 
 
 def test_fills_have_the_names_of_replays() -> None:

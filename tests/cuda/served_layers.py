@@ -1,7 +1,8 @@
 """Layers of Qwen3-32B as an engine serves them: each kernel of a library under an operator with the engine's schema.
 
-`python -m tests.cuda.served_layers FOLDER` records their traces on a GPU. The kernels are plain ones of Triton; the
-products and prefill's attention are torch's. Decode's attention gathers its pages first.
+`python -m tests.cuda.served_layers FOLDER` records their traces on a GPU (`served-*` in tests/data/torch_traces). The
+kernels are plain ones of Triton; the products and prefill's attention are torch's. Decode's attention gathers its pages
+first.
 """
 
 from __future__ import annotations

@@ -172,15 +172,6 @@ class DatabaseComparison:
         """The number of rows in which each database is the fastest; "" for rows of which nothing can be told."""
         return Counter(row.fastest for row in self.rows)
 
-    @property
-    def without_rival(self) -> Sequence[str]:
-        """The kernel types of which no rival has measured a row."""
-        return [
-            kernel_type
-            for kernel_type, rows in self.by_kernel_type.items()
-            if not any(row.calls[rival.name].status == Status.MEASURED.value for row in rows for rival in self.rivals)
-        ]
-
     @cached_property
     def without_common_rows(self) -> Sequence[ComparedDatabase]:
         """The rivals of other implementations that have none of the rows that the baseline has."""
