@@ -166,12 +166,13 @@ def _of_attention(sizes: AttentionSizes, cores: int) -> tuple[tuple[float, ...],
     """
     split = sizes.latent or sizes.queries == sizes.sequences
     tiles, slots, parts = (_split_tiles if split else _tiles_of_prompts)(sizes, cores)
-    longest = max(_longest(tiles, slots), 1.0)
+    # Some kernels leave room for a second tile on a core.
+    longest, of_two = max(_longest(tiles, slots), 1.0), _longest(tiles, 2 * slots)
     total = sum(count * sum(keys) for count, keys in tiles)
     per_key = 2.0 * _ROWS * (sizes.head_size + sizes.value_size)
     numbers = (
         *(sizes.queries, sizes.sequences, sizes.keys / sizes.sequences, sizes.heads, sizes.kv_heads, sizes.head_size),
-        *(longest, parts),
+        *(longest, of_two, parts),
     )
     return (
         (2.0 * sizes.moved_elements, longest * per_key, float(sizes.keys)),
