@@ -1,7 +1,7 @@
-"""Routing of experts as engines run it, in Triton kernels of our own. Written for triton 3.3 to 3.9.
+"""Routing of experts and writes to latent caches as engines run them, in Triton kernels of our own.
 
-The choice of experts is one kernel, the order by expert with the copies of tokens one up to 4,096 copies and three
-beyond, the weighted sum one. Grouped products are those of other implementations.
+Written for triton 3.3 to 3.9. The choice of experts is one kernel, the order by expert with the copies of tokens one up
+to 4,096 copies and three beyond, the weighted sum one. Grouped products are those of other implementations.
 """
 
 import torch
@@ -169,3 +169,39 @@ def moe_token_unpermute(
     out = permuted_tokens.new_empty(tokens, width)
     arguments = (permuted_tokens, sorted_indices, probs, out, width, k, 1024)
     return launched(lambda: _add[tokens, triton.cdiv(width, 1024)](*arguments), out)
+
+
+@triton.jit
+def _write_latent(
+    kv, gamma, cos, sin, places, rotary_cache, latent_cache, epsilon,
+    latent: tl.constexpr, rotary: tl.constexpr, width: tl.constexpr, pairs: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    place, own = tl.load(places + token).to(tl.int64), kv + token * (latent + rotary)
+    at, pair, half = tl.arange(0, width), tl.arange(0, pairs), rotary // 2
+    x = tl.load(own + at, mask=at < latent, other=0).to(tl.float32)
+    x *= tl.rsqrt(tl.sum(x * x, 0) / latent + epsilon)
+    x *= tl.load(gamma + at, mask=at < latent, other=0).to(tl.float32)
+    tl.store(latent_cache + place * latent + at, x, mask=at < latent)
+    is_pair, turned = pair < half, rotary_cache + place * rotary + pair
+    first = tl.load(own + latent + 2 * pair, mask=is_pair).to(tl.float32)
+    second = tl.load(own + latent + 2 * pair + 1, mask=is_pair).to(tl.float32)
+    for i in tl.static_range(2):
+        angle = token * rotary + i * half + pair
+        c = tl.load(cos + angle, mask=is_pair).to(tl.float32)
+        s = tl.load(sin + angle, mask=is_pair).to(tl.float32)
+        tl.store(turned + i * half, (second * c + first * s) if i else (first * c - second * s), mask=is_pair)
+
+
+@implements("KvRmsNormRopeCache")
+def kv_rmsnorm_rope_cache(
+    kv: torch.Tensor, gamma: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, index: torch.Tensor,
+    k_cache: torch.Tensor, ckv_cache: torch.Tensor, *, epsilon: float, cache_mode: str, is_output_kv: bool,
+) -> Prepared:  # fmt: skip
+    """Writes the vectors of decoded tokens to the caches."""
+    _SUPPORT.expect(not is_output_kv, "the written vectors as results", "the caches alone")
+    latent, rotary = len(gamma), k_cache.shape[-1]
+    angles = (each.expand(*kv.shape[:-1], rotary).contiguous() for each in (cos, sin))
+    sizes = (latent, rotary, triton.next_power_of_2(latent), triton.next_power_of_2(rotary // 2))
+    arguments = (kv.contiguous(), gamma, *angles, index, k_cache, ckv_cache, epsilon, *sizes)
+    return launched(lambda: _write_latent[len(index),](*arguments), (k_cache, ckv_cache))
