@@ -42,7 +42,7 @@ def outcome_parts(session: Session, most: int | None = None) -> Iterator[Part]:
         for case, found in results_of(session.cases)
         if found.status is not Status.MEASURED
     )
-    yield from cause_table("not measured", failed, most)
+    yield cause_table("not measured", failed).most_important(most)
     gaps, mismatch = session.gaps, _capture_mismatch(session) if session.gaps else ""
     if mismatch:
         yield f"{len(gaps):,} rows with both durations, {mismatch}"
@@ -127,8 +127,8 @@ def _seconds(session: Session) -> float:
     return max(took, 1e-3)
 
 
-def cause_table(title: str, texts: Iterable[tuple[SessionCase, str, bool]], most: int | None = None) -> Iterator[Table]:
-    """Yields a table of the texts of cases, the most frequent first, of which the first `most`; none without texts.
+def cause_table(title: str, texts: Iterable[tuple[SessionCase, str, bool]]) -> Table:
+    """Returns a table of the texts of cases, the most frequent first.
 
     Args:
         texts: each with whether its numbers count. Texts that differ in other numbers are one.
@@ -142,9 +142,7 @@ def cause_table(title: str, texts: Iterable[tuple[SessionCase, str, bool]], most
         case, text = like[0]
         others = f" (and {len(like) - 1:,} like it)" if len(like) > 1 and text != common else ""
         rows.append((len(like), label, f"{text}{others}", case.id))
-    if rows:
-        columns = ("rows", "kernel type", title, "first row")
-        yield Table(columns, rows[:most], title, left_out=len(rows) - len(rows[:most]))
+    return Table(("rows", "kernel type", title, "first row"), rows, title)
 
 
 def write_reports(session: Session) -> None:
@@ -183,7 +181,7 @@ def _report_parts(session: Session) -> Iterator[Part]:
     yield ledger_line(cases, session.context.settings.unit)
     yield from outcome_parts(session)
     assumed = ((case, text, False) for case, found in results_of(cases) for text in found.assumptions)
-    yield from cause_table("assumptions", assumed)
+    yield cause_table("assumptions", assumed)
     yield from duration_tables(figures_of(cases).values())
     yield Fields(_what_ran(session), "Run")
     for title, names in (
@@ -191,12 +189,10 @@ def _report_parts(session: Session) -> Iterator[Part]:
         ("Missing rows that ran for sibling types", merged.of_siblings),
         ("Pruned", merged.pruned),
     ):
-        if names:
-            yield Table(("kernel type", "signature"), [(name.kernel_type, name.signature) for name in names], title)
-    if not_run := sorted(case.id for case in cases if case.account == NOT_RUN):
-        yield Table(("row",), [(case_id,) for case_id in not_run], "Not run")
-    if without_replay := session.not_replayable():
-        yield Table(("name", "rows"), sorted(without_replay.items()), "Kernel types without a replay")
+        yield Table(("kernel type", "signature"), [(name.kernel_type, name.signature) for name in names], title)
+    not_run = sorted((case.id,) for case in cases if case.account == NOT_RUN)
+    yield Table(("row",), not_run, "Not run")
+    yield Table(("name", "rows"), sorted(session.not_replayable().items()), "Kernel types without a replay")
 
 
 def _what_ran(session: Session) -> Mapping[str, object]:

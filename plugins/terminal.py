@@ -279,15 +279,14 @@ def _stored(session: Session, verbosity: int) -> Iterator[Part]:
             both.append((ratio, found.duration_us, found.figures.noise, found.stored_us, case.id))
         else:
             without += found.duration_us is not None
-    if both:
-        both.sort(key=lambda row: -abs(math.log(row[0])))
-        rows = both[: None if verbosity > 0 else _MOST_COMPARED]
-        columns = (
-            *(Column("new / stored", formats.ratio), Column("new(us)", formats.microseconds)),
-            *(Column("noise", formats.percent), Column("stored(us)", formats.microseconds), "row"),
-        )
-        yield Table(columns, rows, "stored durations, the furthest apart first", left_out=len(both) - len(rows))
-    unstored = (without, "measured, without a stored duration") if without else None
+    both.sort(key=lambda row: -abs(math.log(row[0])))
+    columns = (
+        *(Column("new / stored", formats.ratio), Column("new(us)", formats.microseconds)),
+        *(Column("noise", formats.percent), Column("stored(us)", formats.microseconds), "row"),
+    )
+    table = Table(columns, both, "stored durations, the furthest apart first")
+    yield table.most_important(None if verbosity > 0 else _MOST_COMPARED)
+    unstored = (without or None, "measured, without a stored duration")
     yield Fields({"not compared": unstored, "--read-only": "nothing was written into the database"})
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import blake2b
@@ -168,6 +169,15 @@ def fill_rows(
             except OpAtlasError as error:
                 done.problems.append(str(error))
     return done
+
+
+def rows_without_lengths(database: Database) -> int:
+    """Returns the number of attention rows whose lengths are not known, without files that cannot be read."""
+    found = 0
+    for kernel_type in col.ATTENTION_TYPES.intersection(database.kernel_types()):
+        with suppress(OpAtlasError):
+            found += sum(not cell.strip() for cell in database.read(kernel_type).cells(KV_VALUES))
+    return found
 
 
 def _no_row_of(batch: Sequence[Sequences], keys: Iterable[JoinKey]) -> str:

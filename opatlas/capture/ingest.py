@@ -15,7 +15,7 @@ the lock of the database.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -39,13 +39,7 @@ from opatlas.data.manifest import (
 )
 from opatlas.data.op_mapping import WrittenMapping, write_default_mapping
 from opatlas.errors import OpAtlasError, TableError
-from opatlas.row.columns import (
-    ATTENTION_TYPES,
-    INPUT_SHAPES,
-    OUTPUT_SHAPES,
-    PROFILING_AVERAGE,
-    RUNTIME_IN_SIGNATURE,
-)
+from opatlas.row.columns import INPUT_SHAPES, OUTPUT_SHAPES, PROFILING_AVERAGE
 from opatlas.row.versions import Versions, kind_of
 from opatlas.text import pluralize, printable
 
@@ -81,7 +75,6 @@ class IngestResult:
         outcome: changes of the CSVs.
         account: the rows by their outcome.
         files: the captures that were read.
-        attention: the names of the captures with attention rows without lengths.
         already: files that an earlier ingest has, with its id; they were not read.
         same_bytes: files with the bytes of another file; they were not read.
         completed: earlier ingests that were interrupted and are complete now.
@@ -93,7 +86,6 @@ class IngestResult:
     outcome: CsvChanges = field(default_factory=CsvChanges)
     account: LaunchCounts = field(default_factory=LaunchCounts)
     files: Sequence[Path] = ()
-    attention: Collection[str] = ()
     already: Sequence[tuple[Path, str]] = ()
     same_bytes: Sequence[Path] = ()
     completed: Sequence[str] = ()
@@ -134,11 +126,6 @@ def ingest_captures(database: Database, captures: Sequence[Path], request: Inges
     for file in read:
         check_unchanged(file)
     if aggregate.account.ingested:
-        of_types = aggregate.cases()
-        cases = (case for kind in ATTENTION_TYPES & of_types.keys() for case in of_types[kind])
-        unknown = (case.sources for case in cases if not case.cells.get(RUNTIME_IN_SIGNATURE[1]))
-        done.attention = {name for sources in unknown for name in sources}
-        del of_types
         with database.lock():
             ingests, keys = _store_samples(database, read, aggregate, request)
             # Frees some hundred megabytes for captures with very many signatures; the samples are on disk now.

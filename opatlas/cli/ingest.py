@@ -13,7 +13,7 @@ from cyclopts import Parameter
 
 from opatlas import options
 from opatlas.capture.apply import rows_without_replay
-from opatlas.capture.attention import fill_rows
+from opatlas.capture.attention import fill_rows, rows_without_lengths
 from opatlas.capture.capture_discovery import TRACE, FoundCaptures, find_captures, kind_of_capture
 from opatlas.capture.ingest import IngestRequest, IngestResult, ingest_captures
 from opatlas.capture.torch_trace import captured_gpu
@@ -113,7 +113,7 @@ def ingest(
     if profiling_path is not None:
         software = dataclasses.replace(given, nccl=None, cuda=given.cuda if traces else None)
         request = IngestRequest(profiling_path, replace, mixed, device, software, manifest_options, shapes_from)
-        found_by.append(_ingest(database, found, request, fills=bool(attention_records or batches)))
+        found_by.append(_ingest(database, found, request))
     if attention_records or batches:
         try:
             found_by.append(_fill(database, tuple(dict.fromkeys(attention_records)), records_mb, batches))
@@ -125,10 +125,13 @@ def ingest(
     for each in found_by:
         content |= each.json
     problems = [problem for each in found_by for problem in each.problems]
-    return Result([part for each in found_by for part in each.parts], content, problems)
+    parts = [part for each in found_by for part in each.parts]
+    if profiling_path is not None and len(found_by) == 1 and (left := rows_without_lengths(database)):
+        parts.append(Fields({"attention rows without lengths": (left, "--attention-records or --attention")}))
+    return Result(parts, content, problems)
 
 
-def _ingest(database: Database, found: FoundCaptures, request: IngestRequest, *, fills: bool) -> Result:
+def _ingest(database: Database, found: FoundCaptures, request: IngestRequest) -> Result:
     done = ingest_captures(database, found.files, request)
     done.problems[:0] = found.unparsed
     if done.manifest is None and not done.already:
@@ -136,14 +139,11 @@ def _ingest(database: Database, found: FoundCaptures, request: IngestRequest, *,
         if done.files:
             why = f"all {done.account.rows:,} rows were left out" if done.account.rows else _NO_KERNELS
         done.problems.append(f"nothing was ingested: {why}")
-    parts = [*_capture_parts(done, found.not_read, fills=fills), *_database_parts(database, done)]
+    parts = [*_capture_parts(done, found.not_read), *_database_parts(database, done)]
     return Result(parts, {"captures": _captures_json(done)}, done.problems)
 
 
-def _capture_parts(
-    done: IngestResult, not_read: Sequence[tuple[str, Sequence[Path]]], *, fills: bool
-) -> Iterator[Part]:
-    """`fills`: whether lengths of attention follow."""
+def _capture_parts(done: IngestResult, not_read: Sequence[tuple[str, Sequence[Path]]]) -> Iterator[Part]:
     account, outcome = done.account, done.outcome
     yield Table(
         ("file", "not read"),
@@ -164,9 +164,6 @@ def _capture_parts(
                 "device time(us)": (device_us or None, f"{percent(account.ingested_us / (device_us or 1))} ingested"),
                 "kernel types": len(outcome.kernel_types),
                 "signatures": (signatures, fates),
-                "attention captures": (len(done.attention), "lengths unknown: --attention-records or --attention")
-                if done.attention and not fills
-                else None,
             }
         )
     us = [Column(f"{what}(us)", microseconds) for what in ("span", "busy", "idle", "median", "median")]
@@ -250,15 +247,9 @@ def _captures_json(done: IngestResult) -> dict[str, object]:
 def _fill(database: Database, files: Sequence[Path], total_mb: float, batches: Sequence[list[Sequences]]) -> Result:
     with usage_errors():
         expect_folder(database.path, _MAKES)
-    report = None
     # A session writes rows back by their signatures, which change here.
-    with held(database, "ingest --attention-records") as problems:
-        with progress("read, MB", total_mb) as advance:
-            outcome = fill_rows(database, files, _MOST_ROWS, advance, batches)
-        try:
-            report = database.write_report("fill_runtime", ("What", "Count", "Place", "Key"), outcome.unmatched)
-        except OpAtlasError as error:
-            problems.append(str(error))
+    with held(database, "ingest --attention-records") as problems, progress("read, MB", total_mb) as advance:
+        outcome = fill_rows(database, files, _MOST_ROWS, advance, batches)
     problems += outcome.problems
     counts = {name: count for name, count in vars(outcome).items() if isinstance(count, int)}
     tables = list[Table]()
@@ -266,6 +257,6 @@ def _fill(database: Database, files: Sequence[Path], total_mb: float, batches: S
         rows = [(place, count, key) for kind, count, place, key in outcome.unmatched if kind == what]
         counts[name] = sum(count for _, count, _ in rows)
         tables.append(Table((f"unmatched {what}", "count", "key"), rows))
-    facts = Fields({f"attention {name.replace('_', ' ')}": count or None for name, count in counts.items()})
-    written = Fields({"database": str(database.path), "unmatched": report and str(report)})
-    return Result([facts, written, *tables], {"attention_records": {**counts, "problems": problems}}, problems)
+    facts = {f"attention {name.replace('_', ' ')}": count or None for name, count in counts.items()}
+    found = {**counts, "unmatched_places": outcome.unmatched, "problems": problems}
+    return Result([Fields({**facts, "database": str(database.path)}), *tables], {"attention_records": found}, problems)

@@ -79,7 +79,8 @@ def model(
     Args:
         model: a model's name, or its config.json or the folder of that; with commas further settings, as in
             MODEL,dp=4 (replicas of the attention that share the experts), pp=2 (stages of the layers),
-            cache_dtype=FLOAT8_E4M3FN, captured=1+2+4+8 or vllm (tokens with a CUDA graph, to which steps are padded).
+            cache_dtype=FLOAT8_E4M3FN, captured=1+2+4+8 or vllm (tokens with a CUDA graph, to which steps are padded),
+            launch=eager (without one).
         database: a folder, or a device such as NVIDIA_H200 (default: the default database of this machine).
         tp: devices that share a layer (default: 1).
         ep: devices that share the experts: 1, or all of tp x dp (default: 1).

@@ -18,7 +18,6 @@ from opatlas.data.csv_files import (
     not_writable,
     read_table,
     text_table,
-    write_rows,
     write_table,
     write_text,
 )
@@ -179,15 +178,6 @@ class Database:
         stem = f"{name}_{time.strftime('%Y%m%d_%H%M%S', time.localtime(at))}"
         stems = itertools.chain([stem], (f"{stem}_{number}" for number in itertools.count(2)))
         return next(path for path in (self.reports_dir / f"{stem}{suffix}" for stem in stems) if not path.exists())
-
-    def write_report(self, name: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> Path | None:
-        """Writes rows to `reports/`; returns the path, or None without rows. Raises OpAtlasError."""
-        rows = list(rows)
-        if not rows:
-            return None
-        path = self.new_report_path(name, time.time())
-        write_rows(path, header, rows)
-        return path
 
     def _sweep(self) -> None:
         """Removes the temporary files of writers that were killed. The caller holds the lock."""

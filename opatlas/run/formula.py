@@ -74,10 +74,11 @@ def pointwise(function: Callable[..., Any]) -> Formula:
             return to_float64(value.expand(first.shape)[at])
 
         expected = function(*map(at_sample, arguments), **{k: at_sample(v) for k, v in keywords.items()})
-        return [Comparison(result[at], value, exact=False) for result, value in pair_results(made, results, expected)]
+        return [
+            Comparison(result[at], value, exact=False) for result, value in _pair_results(function, results, expected)
+        ]
 
-    made = _Made(function.__name__, compare, function)
-    return made
+    return _Made(function.__name__, compare, function)
 
 
 def per_row(
@@ -122,11 +123,10 @@ def per_row(
                     exact=False,
                     steps=steps,
                 )
-                for result, value in pair_results(made, results, expected)
+                for result, value in _pair_results(function, results, expected)
             ]
 
-        made = _Made(function.__name__, compare, function)
-        return made
+        return _Made(function.__name__, compare, function)
 
     return decorate
 
@@ -169,11 +169,10 @@ def per_element(
             rounded = steps if isinstance(steps, int) else steps(*arguments, **keywords)
             return [
                 Comparison(elements(result, at), value, exact, rounded)
-                for result, value in pair_results(made, results, expected)
+                for result, value in _pair_results(function, results, expected)
             ]
 
-        made = _Made(function.__name__, compare, function)
-        return made
+        return _Made(function.__name__, compare, function)
 
     return decorate
 
@@ -282,7 +281,7 @@ def sample(population: int, wanted: int, seed: int, device: torch.device) -> tor
     return places.to(device)
 
 
-def pair_results(formula: Formula, results: Results, expected: Any) -> Iterator[tuple[torch.Tensor, Any]]:
+def _pair_results(function: Callable[..., Any], results: Results, expected: Any) -> Iterator[tuple[torch.Tensor, Any]]:
     """Yields each result that the kernel computes, with its expected value.
 
     Raises:
@@ -290,7 +289,7 @@ def pair_results(formula: Formula, results: Results, expected: Any) -> Iterator[
     """
     values = expected if isinstance(expected, tuple) else (expected,)
     if len(values) != len(results):
-        raise WrongResult(f"{len(results)} results, where the formula {formula.name} has {len(values)}")
+        raise WrongResult(f"{len(results)} results, where the formula {function.__name__} has {len(values)}")
     return ((result, value) for result, value in zip(results, values, strict=True) if result is not None)
 
 
@@ -350,10 +349,9 @@ def parts(view: Callable[..., tuple[torch.Tensor, ...]] | None = None) -> Callab
             viewed = view(*results) if view else results
             return [
                 Comparison(result[part.where], part.values, exact=False, steps=part.steps)
-                for result, part in pair_results(made, viewed, expected)
+                for result, part in _pair_results(function, viewed, expected)
             ]
 
-        made = _Made(function.__name__, compare, function)
-        return made
+        return _Made(function.__name__, compare, function)
 
     return decorate

@@ -68,9 +68,9 @@ class Table:
             if not column.wide and (not self.rows or any(row[index] not in (None, "") for row in self.rows))
         ]
 
-    def most_important(self, most: int) -> Table:
-        """Returns the table with its `most` most important rows, those first; unchanged if it has no more."""
-        if len(self.rows) <= most:
+    def most_important(self, most: int | None) -> Table:
+        """Returns the table with its `most` most important rows, those first; unchanged if it has no more, or None."""
+        if most is None or len(self.rows) <= most:
             return self
         rows = self.rows if self.weight is None else sorted(self.rows, key=self.weight, reverse=True)
         return replace(self, rows=rows[:most], left_out=self.left_out + len(rows) - most)

@@ -164,8 +164,8 @@ def duration_tables(rows: Collection[RowSummary]) -> Iterator[Table]:
     # Few rows need no lists besides the table.
     if len(rows) > _SHOWN:
         yield _table_of_rows("slowest", heapq.nlargest(_SHOWN, rows, key=lambda row: row.median_us))
-        if noisiest := heapq.nlargest(_SHOWN, (row for row in rows if row.noise), key=lambda row: row.noise or 0.0):
-            yield _table_of_rows("noisiest", noisiest)
+        noisiest = heapq.nlargest(_SHOWN, (row for row in rows if row.noise), key=lambda row: row.noise or 0.0)
+        yield _table_of_rows("noisiest", noisiest)
 
 
 def _type_cells(kernel_type: str, rows: Sequence[RowSummary]) -> tuple[Any, ...]:

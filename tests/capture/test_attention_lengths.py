@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
 import json
 import random
@@ -174,15 +173,8 @@ def test_a_captured_row_becomes_so_many_rows_at_most(fill, database, limit, monk
     assert sorted(map(str, rows(database))) == before
 
 
-def unmatched(database):
-    """What, Count and Place of each line of the report of unmatched records and rows."""
-    (report,) = database.reports_dir.glob("fill_runtime_*.csv")
-    with open(report, newline="") as file:
-        return [tuple(line[name] for name in ("What", "Count", "Place")) for line in csv.DictReader(file)]
-
-
 def test_records_without_a_row_and_rows_without_a_record_are_reported(fill, database, tmp_path):
-    status, _, _ = fill(
+    status, out, _ = fill(
         decode(),
         *[decode(key_shape=[98, 128, 128], value_shape=[98, 128, 128])] * 3,
         decode(query_shape=None),
@@ -190,11 +182,11 @@ def test_records_without_a_row_and_rows_without_a_record_are_reported(fill, data
     )
     assert status == 0
     calls = tmp_path / "calls.jsonl"
-    assert unmatched(database) == [
-        ("record", "3", f"{calls}:2"),
-        ("record", "1", f"{calls}:5"),
-        ("record", "1", f"{calls}:6"),
-        ("row", "1", f"{ATTENTION}.csv:3"),
+    assert [place[:3] for place in out["unmatched_places"]] == [
+        ["record", 3, f"{calls}:2"],
+        ["record", 1, f"{calls}:5"],
+        ["record", 1, f"{calls}:6"],
+        ["row", 1, f"{ATTENTION}.csv:3"],
     ]
 
 

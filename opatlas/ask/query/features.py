@@ -189,13 +189,14 @@ def _of_attention(sizes: AttentionSizes, cores: int) -> tuple[tuple[float, ...],
     fewer tiles than cores. A prompt has tiles of the queries of a head. FlashInfer plans so (attention/scheduler.cuh).
     """
     split = sizes.latent or sizes.queries == sizes.sequences
-    tiles, slots, parts = _split_tiles(sizes, cores) if split else (_tiles_of_prompts(sizes), cores, 1)
-    longest = max(_longest(tiles, slots), 1.0)
+    tiles, slots, parts = (_split_tiles if split else _tiles_of_prompts)(sizes, cores)
+    # Some kernels leave room for a second tile on a core.
+    longest, of_two = max(_longest(tiles, slots), 1.0), _longest(tiles, 2 * slots)
     total = sum(count * sum(keys) for count, keys in tiles)
     per_key = 2.0 * _ROWS * (sizes.head_size + sizes.value_size)
     numbers = (
         *(sizes.queries, sizes.sequences, sizes.keys / sizes.sequences, sizes.heads, sizes.kv_heads, sizes.head_size),
-        *(longest, parts),
+        *(longest, of_two, parts),
     )
     return (
         (2.0 * sizes.moved_elements, longest * per_key, float(sizes.keys)),
@@ -231,14 +232,15 @@ def _split_tiles(sizes: AttentionSizes, cores: int) -> tuple[_Tiles, int, int]:
     return [(count, [_in_blocks(keys, 64) for keys in each]) for count, each in parts], slots, -(-most // chunk)
 
 
-def _tiles_of_prompts(sizes: AttentionSizes) -> _Tiles:
+def _tiles_of_prompts(sizes: AttentionSizes, cores: int) -> tuple[_Tiles, int, int]:
+    """Returns the tiles of prompts, those that run at once, and the most tiles of a prompt."""
     block, found = _BLOCK_OF_PAGES if sizes.pages else _BLOCK, []
     for (queries, keys), count in sorted(sizes.lengths.items(), key=lambda each: -each[0][1]):
         rows = max(_ROWS, -(-queries // _MOST_TILES))
         first, ends = keys - queries, range(-(-queries // rows) * rows, 0, -rows)
         reads = [min(keys, first + end) if sizes.causal else keys for end in ends]
         found.append((count * sizes.heads, [_in_blocks(max(each, 1), block) * rows // _ROWS for each in reads]))
-    return found
+    return found, cores, max(len(keys) for _, keys in found)
 
 
 def _in_blocks(keys: int, block: int) -> int:

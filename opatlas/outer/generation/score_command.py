@@ -31,8 +31,6 @@ from .experiment import (
 )
 from .selection import Selector, Strategy, strategy_results
 
-#: The operators of a suite that are shown.
-_SHOWN = 20
 _ALL, _OF_ALL = "all", ("group", "complexity", "model")
 _STRATEGIES = {
     Strategy.BEST: "one model",
@@ -107,9 +105,8 @@ def _suite_result(path: Path) -> Result:
     tried.sort(key=lambda each: (each["is_right"], each["speed_up"] or 0.0, each["operator"]))
     operators = Table(
         ("operator", "right cases", "cases", Column("speed-up", ratio)),
-        [tuple(each[name] for name in ("operator", "right", "cases", "speed_up")) for each in tried[:_SHOWN]],
+        [tuple(each[name] for name in ("operator", "right", "cases", "speed_up")) for each in tried],
         title="operators, the worst first",
-        left_out=len(tried[_SHOWN:]),
     )
     counts = Fields({**found.statuses, "operators without a kernel": len(found.operators) - len(tried)}, "cases")
     content = {
