@@ -189,11 +189,6 @@ class Cases:
         return {part.run_id for parts in self._parts.values() for part in parts}
 
     @property
-    def sources(self) -> set[str]:
-        """The captures of all cases."""
-        return {name for parts in self._parts.values() for part in parts for name in part.sources}
-
-    @property
     def cells(self) -> Iterator[tuple[str, Mapping[str, str], int]]:
         """Signature, cells and number of launches of each case, without its durations."""
         for text, parts in self._parts.items():

@@ -86,7 +86,6 @@ class _Gpu(msgspec.Struct):
 
 class _Ranks(msgspec.Struct):
     rank: int = 0
-    world_size: int = 1
 
 
 def _nanoseconds(microseconds: Decimal) -> int:

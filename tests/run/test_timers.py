@@ -250,6 +250,15 @@ def test_throttled_samples_are_taken_again_after_a_pause_or_kept_and_told(
         assert len(paused_s) == pauses
 
 
+def test_a_row_rests_behind_one_whose_samples_take_long():
+    paused_s = []
+    for before_us, rests in ((100.0, []), (20_000.0, [0.06])):
+        watched = UnthrottledInstrument(Steady(before_us), tuple, paused_s.append)
+        watched.sample(lambda: None, None, unhurried())
+        watched.sample(lambda: None, None, unhurried())
+        assert paused_s == rests
+
+
 def test_no_garbage_is_collected_in_between(clock):
     seen = []
     WallClock().sample(lambda: seen.append(gc.isenabled()), lambda: None, rule())
