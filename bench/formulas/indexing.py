@@ -130,7 +130,8 @@ def scatter_update(at: At, cache: Tensor, indices: Tensor, updates: Tensor, axis
     axis += cache.dim()
     own = at[axis] - indices[at[0]]
     inside = (own >= 0) & (own < updates.shape[axis])
-    return torch.where(inside, updates[(*at[:axis], own * inside, *at[axis + 1 :])], cache[at])
+    source = (*at[:axis], own * inside, *at[axis + 1 :])
+    return torch.where(inside, updates[source], cache[at])
 
 
 def _row_places(x: Tensor, indices: Tensor, updates: Tensor) -> At:

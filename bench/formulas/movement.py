@@ -90,7 +90,8 @@ def split_into(count: int) -> Formula:
     def part(number: int) -> Formula:
         @per_element(exact=True)
         def split(at: At, x: Tensor, sizes: Sequence[int], axis: int) -> Tensor:
-            return x[(*at[:axis], at[axis] + sum(sizes[:number]), *at[axis + 1 :])]
+            source = (*at[:axis], at[axis] + sum(sizes[:number]), *at[axis + 1 :])
+            return x[source]
 
         return split
 
