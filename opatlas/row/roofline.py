@@ -115,15 +115,17 @@ ARITHMETIC = frozenset({"Abs", "Add", "Mul", "Muls", "Neg", "RealDiv", "Sub"})
 #: Kernels that read each element of their inputs and write each element of their outputs. The number of operations
 #: depends on the implementation.
 _STREAMING = frozenset(
-    """
-    AddRmsNorm AddRmsNormBias AddRmsNormDynamicQuant ArgMaxV2 ArgMaxWithValue AscendQuantV2 BroadcastTo Cast
-    ClipByValueV2 ConcatD ConcatV2D Cos Cumsum DepthwiseConv2D DynamicBlockQuant DynamicQuant Equal Exp
-    FastGelu FloorDiv FloorMod Gelu GeluV2 Greater GreaterEqual InplaceAddRmsNorm InterleaveRope LayerNormV3
-    Less LessEqual Log LogSoftmaxV2 LogicalAnd LogicalNot LogicalOr LpNormV2 Maximum Minimum NotEqual Pack Pad
-    PadV3 Pows Reciprocal ReduceAll ReduceAny ReduceMean ReduceMeanD ReduceSum ReduceSumD Relu RmsNorm
-    RotaryPositionEmbedding Rsqrt ScaledMaskedSoftmax Sigmoid Sin SoftmaxV2 Split SplitV SplitVD Sqrt Square
-    SwiGlu Swish Tanh TensorMove Tile Transpose
-    """.split()
+    {
+        *("AddRmsNorm", "AddRmsNormBias", "AddRmsNormDynamicQuant", "ArgMaxV2", "ArgMaxWithValue", "AscendQuantV2"),
+        *("BroadcastTo", "Cast", "ClipByValueV2", "ConcatD", "ConcatV2D", "Cos", "Cumsum", "DepthwiseConv2D"),
+        *("DynamicBlockQuant", "DynamicQuant", "Equal", "Exp", "FastGelu", "FloorDiv", "FloorMod", "Gelu", "GeluV2"),
+        *("Greater", "GreaterEqual", "InplaceAddRmsNorm", "InterleaveRope", "LayerNormV3", "Less", "LessEqual", "Log"),
+        *("LogSoftmaxV2", "LogicalAnd", "LogicalNot", "LogicalOr", "LpNormV2", "Maximum", "Minimum", "NotEqual"),
+        *("Pack", "Pad", "PadV3", "Pows", "Reciprocal", "ReduceAll", "ReduceAny", "ReduceMean", "ReduceMeanD"),
+        *("ReduceSum", "ReduceSumD", "Relu", "RmsNorm", "RotaryPositionEmbedding", "Rsqrt", "ScaledMaskedSoftmax"),
+        *("Sigmoid", "Sin", "SoftmaxV2", "Split", "SplitV", "SplitVD", "Sqrt", "Square", "SwiGlu", "Swish", "Tanh"),
+        *("TensorMove", "Tile", "Transpose"),
+    }
 )
 #: Some kernels pack two elements of this dtype into a byte, others do not.
 _PACKED = "INT4"
