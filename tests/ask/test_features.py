@@ -13,10 +13,10 @@ from opatlas.row.columns import INPUT_SLOTS, OUTPUT_SLOTS
 from tests.ask.tables import RUN, write_table
 
 
-def features(kernel_type: str, inputs: str, outputs: str) -> RowFeatures:
+def features(kernel_type: str, inputs: str, outputs: str, **others: str) -> RowFeatures:
     dtypes = [";".join("BF16" if shape else "" for shape in cell.split(";")) for cell in (inputs, outputs)]
     cells = dict(zip((*INPUT_SLOTS[:2], *OUTPUT_SLOTS[:2]), (inputs, dtypes[0], outputs, dtypes[1]), strict=True))
-    found = row_features(kernel_type, cells, 132)
+    found = row_features(kernel_type, cells | others, 132)
     assert found is not None
     return found
 
@@ -28,6 +28,15 @@ def test_groups_without_rows_are_not_read() -> None:
     assert 2 * weight < few.work[0] < 3 * weight
     assert 64 * weight < many.work[0] < 66 * weight
     assert few.work[1] == 2 * 2 * 1024 * 512
+
+
+@pytest.mark.parametrize(
+    ("load", "filled"), [("", 1), ("random", 128 / 189.7), ("16384" + ",0" * 127, 1), ("1" + ",129" * 127, 1 / 2)]
+)
+def test_random_routing_begins_tiles_that_it_does_not_fill(load: str, filled: float) -> None:
+    """128 rows of each of 128 experts fill its tile of 128; of random ones half have more."""
+    found = features("GroupedMatmul", "16384,64;128,64,64", "16384,64", **{"Expert Load": load})
+    assert found.fills[-1] == pytest.approx(filled, abs=0.01)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapreplace
@@ -41,6 +42,8 @@ _LAYOUTS = ("TND", "BNSD")
 _ROPE_OF_TABLE = "_triton_rope"
 #: Rows and columns of the tiles of a product for which the fill of the last wave is a feature.
 _TILES = ((64, 128), (128, 128), (128, 256))
+#: Rows of the tiles of a product of experts whose fill is a feature.
+_ROWS_OF_EXPERTS = (64, 128)
 #: Elements that a group of threads takes: kernels write the last, partial one element by element.
 _GROUP = 1024
 #: Attention: queries of a tile of a prompt, keys that are read at once, of a contiguous and of a paged cache; keys that
@@ -145,17 +148,38 @@ def _fills(m: int, n: int, batch: int, cores: int) -> list[float]:
 def _of_groups(
     sizes: GroupedSizes, load: str, weights: Slot, moved: float
 ) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
-    used: float = min(sizes.groups, sizes.m)
-    if load:
-        # Few rows have a load, and this import takes as long as that of features.
-        from opatlas.run.inputs.experts import used_experts
+    # This import takes as long as that of features.
+    from opatlas.run.inputs.experts import load_shares, used_experts
 
-        used = used_experts(load, sizes.groups, sizes.m)
+    used = used_experts(load, sizes.groups, sizes.m) if load else float(min(sizes.groups, sizes.m))
+    shares = Counter((load and load_shares(load, sizes.groups, sizes.m)) or [1 / used] * int(used))
+    drawn = bool(load) and not load[0].isdecimal()
+    tiles = [_tiles_of_experts(shares, sizes.m, size, drawn=drawn) for size in _ROWS_OF_EXPERTS]
+    fills = [sizes.m / size / each for size, each in zip(_ROWS_OF_EXPERTS, tiles, strict=True)]
     # Weights of groups without rows are not read.
     read = max(moved - _rough_bytes((weights,)) * (1 - used / sizes.groups), 1.0)
     done = 2.0 * sizes.m * sizes.n * sizes.k
     numbers = (sizes.m, sizes.n, sizes.k, sizes.groups, used, sizes.m / used, done / read)
-    return (read, done, float(used)), tuple(map(math.log2, numbers)), ()
+    return (read, done, used), tuple(map(math.log2, numbers)), tuple(fills)
+
+
+def _tiles_of_experts(shares: Mapping[float, int], rows: int, size: int, *, drawn: bool) -> float:
+    """Returns how many tiles of `size` rows the rows of all experts begin, on average if they are drawn.
+
+    Args:
+        shares: how many experts have each share of the rows.
+    """
+    total = 0.0
+    for share, count in shares.items():
+        mean = share * rows
+        if not drawn:
+            total += count * math.ceil(round(mean, 6) / size)
+            continue
+        deviation = math.sqrt(2 * mean * (1 - share)) or 1.0
+        later = range(1, int((mean + 4 * deviation) / size) + 1)
+        more = sum(math.erfc((each * size + 0.5 - mean) / deviation) / 2 for each in later)
+        total += count * (1 - (1 - share) ** rows + more)
+    return total
 
 
 def _of_attention(sizes: AttentionSizes, cores: int) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
