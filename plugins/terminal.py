@@ -281,8 +281,7 @@ def _stored(session: Session, verbosity: int) -> Iterator[Part]:
             without += found.duration_us is not None
     both.sort(key=lambda row: -abs(math.log(row[0])))
     columns = (
-        *(Column("new / stored", formats.ratio), Column("new(us)", formats.microseconds)),
-        *(Column("noise", formats.percent), Column("stored(us)", formats.microseconds), "row"),
+        *(Column("new / stored", formats.ratio), "new(us)", Column("noise", formats.percent), "stored(us)", "row"),
     )
     table = Table(columns, both, "stored durations, the furthest apart first")
     yield table.most_important(None if verbosity > 0 else _MOST_COMPARED)
@@ -318,5 +317,5 @@ def _comparison(session: Session) -> Iterator[Part]:
         rows = replace(compared, rows=[row for row in compared.rows if row.case_id in measured[number]])
         if any(databases[number].name in row.pairs for row in rows.rows):
             yield figures_table(rows, [databases[number]])
-            yield evidence(rows, databases[number])
-            yield rows_table(rows, databases[number]).most_important(_MOST_COMPARED)
+            yield evidence(rows, [databases[number]])
+            yield rows_table(rows, [databases[number]]).most_important(_MOST_COMPARED)

@@ -16,7 +16,7 @@ from cyclopts import Parameter
 from opatlas.ask.checks.check import ANY, KNOWN_FINDINGS, CheckResults, KnownFinding
 from opatlas.ask.checks.duration_checks import Alignment, AlignmentVerdict, alignments
 from opatlas.errors import usage_errors
-from opatlas.formats import microseconds, percent
+from opatlas.formats import percent
 from opatlas.installation import require_extra
 from opatlas.show import Column, Fields, Result, Table, print_note
 from opatlas.show.parameters import DatabaseFolder
@@ -92,9 +92,8 @@ def _parts(found: CheckResults) -> Iterator[Part]:
     yield from _known(found, detail=bool(findings))
     worst_first = sorted(_messages(found), key=lambda each: list(AlignmentVerdict).index(each.verdict), reverse=True)
     of_messages = (
-        *("verdict", "kernel type", "message", Column("measured(us)", microseconds)),
-        *(Column("captured(us)", microseconds), "quality", Column("noise", percent)),
-        *(Column("model(us)", microseconds), Column("least(us)", microseconds), "reason"),
+        *("verdict", "kernel type", "message", "measured(us)", "captured(us)", "quality", Column("noise", percent)),
+        *("model(us)", "least(us)", "reason"),
     )
     yield Table(of_messages, [each[:-1] for each in worst_first], "messages against their links", detail=True)
 

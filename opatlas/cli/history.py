@@ -19,7 +19,7 @@ from opatlas.data.manifest import run_id_time
 from opatlas.data.restore import rebuild, unprune
 from opatlas.data.row_history import RowRun, row_histories
 from opatlas.errors import UsageError
-from opatlas.formats import change, microseconds, percent
+from opatlas.formats import change, percent
 from opatlas.row.location import expect_database
 from opatlas.row.signature import RowChoice, make_case_id
 from opatlas.show import Column, Fields, Result, Table
@@ -147,8 +147,7 @@ def _change_parts(path: Path, found: Regressions) -> Iterator[Part]:
         )
         for each in sorted(found.changes, key=lambda each: -each.percent)
     ]
-    times = Column("before(us)", microseconds), Column("after(us)", microseconds)
-    columns = ("no.", *times, Column("change", change), "runs", "row")
+    columns = ("no.", "before(us)", "after(us)", Column("change", change), "runs", "row")
     yield Table(columns, rows, weight=lambda row: abs(row[3]))
 
 
@@ -172,8 +171,8 @@ def _runs(database: Database, chosen: RowChoice) -> Result:
     conditions = list(dict.fromkeys(row[7] for row in cells))
     common = conditions[0] if len(conditions) == 1 and len(cells) > 1 else None
     columns = (
-        *("current", "run", "status", Column("median(us)", microseconds), Column("noise", percent), "samples"),
-        *(Column("change", change), Column("conditions", wide=bool(common)), "remark", Column("row", wide=bool(title))),
+        *("current", "run", "status", "median(us)", Column("noise", percent), "samples", Column("change", change)),
+        *(Column("conditions", wide=bool(common)), "remark", Column("row", wide=bool(title))),
     )
     # The newest runs matter most.
     table = Table(columns, cells, weight=lambda row: row[1])

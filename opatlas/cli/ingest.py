@@ -21,7 +21,7 @@ from opatlas.cli.app import held
 from opatlas.data.database import Database
 from opatlas.errors import OpAtlasError, UsageError, usage_errors
 from opatlas.files import expect_folder, size_mb
-from opatlas.formats import microseconds, percent
+from opatlas.formats import percent
 from opatlas.progress import progress
 from opatlas.row.attention import Sequences, read_sequences
 from opatlas.row.location import DEFAULT_NPU_DEVICE, default_path, expect_npu
@@ -166,8 +166,10 @@ def _capture_parts(done: IngestResult, not_read: Sequence[tuple[str, Sequence[Pa
                 "signatures": (signatures, fates),
             }
         )
-    us = [Column(f"{what}(us)", microseconds) for what in ("span", "busy", "idle", "median", "median")]
-    yield Table(("trace", "device", "rank", "events", *us[:3]), [astuple(each) for each in account.devices])
+    yield Table(
+        ("trace", "device", "rank", "events", "span(us)", "busy(us)", "idle(us)"),
+        [astuple(each) for each in account.devices],
+    )
     first = dict(reversed(account.without_duration))
     yield Table(
         ("left out", "kernel type or operator", "launches", _SHARE, "first"),
@@ -181,7 +183,7 @@ def _capture_parts(done: IngestResult, not_read: Sequence[tuple[str, Sequence[Pa
     yield Table(("unknown dtype, kept", "rows"), account.unknown_dtypes.most_common())
     widest = sorted(outcome.mixed, key=lambda row: row.modes.low_us - row.modes.high_us)
     yield Table(
-        ("two populations", "shapes", "launches", us[3], "launches", us[4]),
+        ("two populations", "shapes", "launches", "median(us)", "launches", "median(us)"),
         [(row.kernel_type, row.shapes, *astuple(row.modes)) for row in widest],
     )
 

@@ -222,9 +222,8 @@ def _cost_parts(cost: ModelCost) -> Iterator[Part]:
         title="layers, measurements",
         detail=True,
     )
-    us = Column("each(us)", microseconds)
     yield Table(
-        ("part", "kernel type", "calls", us, Column("share", percent), "how", "implementation", "note"),
+        ("part", "kernel type", "calls", "each(us)", Column("share", percent), "how", "implementation", "note"),
         [
             (
                 *(part.part, part.kernel_type, part.calls, part.us_per_call, part.us / cost.us if part.us else None),
@@ -260,7 +259,7 @@ def _sweep_parts(name: str, found: Sequence[SweptStep]) -> Iterator[Part]:
     if all(cost is None for _, cost, _ in found):
         raise UsageError(found[0][2])
     name_of_ms = "step(ms)" if any(cost is not None and cost.time for _, cost, _ in found) else "sum(ms)"
-    ms, rows = Column(name_of_ms, number), list[Sequence[Any]]()
+    rows = list[Sequence[Any]]()
     for step, cost, problem in found:
         asked = (step.sequences, step.batch or None, step.context or None, step.tp, step.ep)
         if cost is None:
@@ -274,9 +273,8 @@ def _sweep_parts(name: str, found: Sequence[SweptStep]) -> Iterator[Part]:
         note = f"without {', '.join(dict.fromkeys(part.part for part in cost.missing))}" if left else ""
         memory = cost.memory
         rows.append((*asked, found_us.us / 1000, low, high, speed, each, memory.needed, memory.tokens_left, note))
-    times = ms, Column("low(ms)", number), Column("high(ms)", number)
-    memory_columns = Column("memory", size), "tokens left", "note"
-    columns = ("sequences", "batch", "context", "tp", "ep", *times, "tokens/s", "a device", *memory_columns)
+    times = name_of_ms, "low(ms)", "high(ms)", "tokens/s", "a device"
+    columns = ("sequences", "batch", "context", "tp", "ep", *times, Column("memory", size), "tokens left", "note")
     yield Table(columns, rows, name)
 
 
@@ -300,8 +298,7 @@ def _served_parts(served: Served) -> Iterator[Part]:
         summary.append((*names, len(group), middle, median(sizes), sizes[len(sizes) // 10], *counts))
     missing = Column("missing", percent)
     of_points = ("points", error, Column("|error|", percent), Column("p90", percent), "in 90 %", missing)
-    adds, fit = Column("adds(us)", number), Column("fit(us)", number)
-    columns = ("model", "engine", *of_points, adds, fit, Column("with fit", percent))
+    columns = ("model", "engine", *of_points, "adds(us)", "fit(us)", Column("with fit", percent))
     yield Table(columns, summary, "predicted against served, medians; us a layer more, and as fitted on other models")
     rows = list[Sequence[Any]]()
     for each in counted:
@@ -350,9 +347,9 @@ def _next_json(found: NextRows) -> dict[str, object]:
 
 
 def _next_parts(opened: OpenDatabase, found: NextRows, added: int) -> Iterator[Part]:
-    us = [Column(name, microseconds) for name in ("duration(us)", "low(us)", "high(us)")]
+    times = "duration(us)", "low(us)", "high(us)"
     yield Table(
-        ("kernel type", "input shapes", Column("gain", lambda share: percent(share, 3)), *us, "implementation"),
+        ("kernel type", "input shapes", Column("gain", lambda share: percent(share, 3)), *times, "implementation"),
         [
             (
                 *(row.kernel_type, f"{row.cells[INPUT_SHAPES].rstrip(';')} {row.cells.get(EXPERT_LOAD, '')}".rstrip()),

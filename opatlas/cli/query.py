@@ -135,14 +135,13 @@ def _parts(answer: QueryResult) -> Iterator[Part]:
         },
         title=answer.kernel_type,
     )
-    us = Column("duration(us)", microseconds)
     yield Table(
-        ("row", us, "run"),
+        ("row", "duration(us)", "run"),
         [(row.case_id, row.duration_us, row.run_id) for row in answer.rows],
         title="row" if answer.how is How.MEASURED else "nearest rows",
     )
     yield Table(
-        ("implementation", us, "how", "device", "source"),
+        ("implementation", "duration(us)", "how", "device", "source"),
         [(each.implementation, each.duration_us, str(each.how), each.device, each.source) for each in answer.rivals],
         title="other implementations and devices",
     )

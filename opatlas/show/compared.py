@@ -10,10 +10,10 @@ from typing import Any
 from opatlas.ask.compare.calls import MISSING, Basis, CallPair, captured_call
 from opatlas.ask.compare.comparison import FAST, DatabaseComparison, RivalFigures, RowComparison
 from opatlas.ask.compare.databases import ComparedDatabase
-from opatlas.formats import microseconds, percent, ratio
+from opatlas.formats import percent, ratio
 from opatlas.row.rounds import Mean, PairVerdict, RatioInterval
 from opatlas.row.status import Status
-from opatlas.show.result import Column, Fields, Part, Table
+from opatlas.show.result import Column, Part, Table
 from opatlas.text import pluralize
 
 _NAMES_SHOWN = 5
@@ -34,8 +34,9 @@ _MEANS = ("covered", "deployed", "composed", "mean")
 _COUNTS = ("rows", "measured", "unsupported", "wrong", "crashed", "missing", "lost", "new", "compositions")
 _VERDICTS, _FAST = tuple(map(str, PairVerdict)), tuple(f">= {p:g}x" for p in FAST)
 _OVER_TIME = ("rows", *_VERDICTS, "lost", "new", "mean")
-_SPEED_UPS = ("in common", *_VERDICTS, "covered", "deployed", "compositions", "composed")
-_OF_KERNEL_TYPE = (*_COUNTS[:5], str(PairVerdict.SLOW), str(PairVerdict.FAST), "covered", "deployed")
+_SPEED_UPS = ("in common", *_VERDICTS, "covered", "deployed")
+_OTHERS = (*_COUNTS[:6], "compositions", "composed", *_FAST)
+_OF_KERNEL_TYPE = (*_COUNTS[:5], str(PairVerdict.SLOW), str(PairVerdict.FAST), "covered")
 
 
 def mean(found: Mean) -> str:
@@ -46,18 +47,18 @@ def mean(found: Mean) -> str:
 
 
 def _figures(
-    what: str, figures: Mapping[str, RivalFigures], names: Sequence[str], title: str, *, detail: bool = False
+    what: Sequence[Column | str],
+    figures: Mapping[tuple[str, ...], RivalFigures],
+    names: Sequence[str],
+    title: str,
+    *,
+    detail: bool = False,
 ) -> Table:
-    """Returns a table of figures by their names; `what` says whose they are."""
+    """Returns a table of figures by their names; `what` has the columns that say whose they are."""
     columns = [Column(name, mean if name in _MEANS else percent if name in _FAST else str) for name in names]
     rows = []
-    for label, found in figures.items():
-        means = {
-            "covered": found.covered,
-            "deployed": found.deployed,
-            "composed": found.composed,
-            "mean": found.covered,
-        }
+    for whose, found in figures.items():
+        means = {name: found.covered if name == "mean" else getattr(found, name) for name in _MEANS}
         cells = {
             **{name: getattr(found, name) or None for name in _COUNTS},
             "in common": sum(found.verdicts.values()),
@@ -65,8 +66,8 @@ def _figures(
             **{name: each if each.rows else None for name, each in means.items()},
             **dict(zip(_FAST, found.fast.values(), strict=True)),
         }
-        rows.append((label, *map(cells.get, names)))
-    return Table((what, *columns), rows, title, detail=detail)
+        rows.append((*whose, *map(cells.get, names)))
+    return Table((*what, *columns), rows, title, detail=detail)
 
 
 def parts(comparison: DatabaseComparison) -> Iterator[Part]:
@@ -74,13 +75,11 @@ def parts(comparison: DatabaseComparison) -> Iterator[Part]:
     shown = [rival for rival in comparison.rivals if rival not in comparison.without_common_rows]
     over_time = all(rival.runs_as(comparison.baseline) for rival in comparison.rivals)
     yield figures_table(comparison, comparison.rivals)
-    yield from (evidence(comparison, rival) for rival in shown)
-    for rival in shown:
-        yield rows_table(comparison, rival)
-        yield _kernel_types(comparison, rival)
+    yield evidence(comparison, shown)
+    yield _kernel_types(comparison, shown, over_time)
+    yield rows_table(comparison, shown)
     if not over_time:
-        totals = {rival.label: comparison.total(rival.name) for rival in shown}
-        yield _figures("database", totals, (*_COUNTS[:6], *_FAST), "rows", detail=True)
+        yield _figures(("database",), _totals(comparison, shown), _OTHERS, "statuses", detail=True)
     yield _losses(comparison, shown)
     if any(_is_noise(comparison.total(rival.name)) for rival in shown):
         yield _REPEAT
@@ -94,47 +93,55 @@ def _is_noise(figures: RivalFigures) -> bool:
     return ambiguous > 0 and ambiguous >= told
 
 
-def evidence(comparison: DatabaseComparison, rival: ComparedDatabase) -> Fields:
-    """Returns what the verdicts of a rival rest on: rounds and their controls, pooled runs, or defaults."""
-    found = comparison.evidence(rival.name)
-    details = {
-        Basis.ROUNDS: "; ".join(
+def _totals(
+    comparison: DatabaseComparison, rivals: Sequence[ComparedDatabase]
+) -> Mapping[tuple[str, ...], RivalFigures]:
+    return {(rival.label,): comparison.total(rival.name) for rival in rivals}
+
+
+def evidence(comparison: DatabaseComparison, rivals: Sequence[ComparedDatabase]) -> Table:
+    """Returns what the verdicts of rivals rest on: rounds and their controls, pooled runs, or defaults."""
+    rows = list[tuple[Any, ...]]()
+    for rival in rivals:
+        found = comparison.evidence(rival.name)
+        controls = "; ".join(
             pluralize(each.rows, "control")
             + ("" if each.spread is None else f" spread by {percent(each.spread)}")
             + f": differences from {percent(math.expm1(each.threshold))} on count"
             for each in found.controls[:_NAMES_SHOWN]
-        ),
-        Basis.POOLED_RUNS: "other sessions: the spread between sessions is that of the pooled runs",
-        Basis.DEFAULT: "other sessions, or not in rounds: the spread between sessions is assumed to be "
-        + " or ".join(map(percent, found.spreads)),
-    }
-    counts = {f"by {basis}": (found.pairs[basis], details[basis]) for basis in Basis if found.pairs.get(basis)}
-    return Fields(counts, f"{rival.label}: verdicts")
+        )
+        spreads = " or ".join(map(percent, found.spreads))
+        details = {
+            Basis.ROUNDS: controls,
+            Basis.POOLED_RUNS: "other sessions: the spread between sessions is that of the pooled runs",
+            Basis.DEFAULT: f"other sessions, or not in rounds: the spread between sessions is taken as {spreads}",
+        }
+        rows += ((rival.label, str(each), found.pairs[each], details[each]) for each in Basis if found.pairs.get(each))
+    return Table(("database", "verdicts by", "rows", "which say"), rows, "verdicts", detail=len(rivals) > 1)
 
 
 def figures_table(comparison: DatabaseComparison, rivals: Sequence[ComparedDatabase]) -> Table:
     """Returns the verdicts and means of rivals over all rows."""
     over_time = all(rival.runs_as(comparison.baseline) for rival in rivals)
-    totals = {rival.label: comparison.total(rival.name) for rival in rivals}
-    return _figures(
-        "database", totals, _OVER_TIME if over_time else _SPEED_UPS, f"speed-up over {comparison.baseline.label}"
-    )
+    names, title = _OVER_TIME if over_time else _SPEED_UPS, f"speed-up over {comparison.baseline.label}"
+    return _figures(("database",), _totals(comparison, rivals), names, title)
 
 
-def rows_table(comparison: DatabaseComparison, rival: ComparedDatabase) -> Table:
+def rows_table(comparison: DatabaseComparison, rivals: Sequence[ComparedDatabase]) -> Table:
     """Returns the slower rows, the worst first, and the faster rows, the best first; of few rows the others, too."""
-    pairs = [(row, pair) for row in comparison.rows if (pair := row.pairs.get(rival.name))]
-    told = [pair for pair in pairs if pair[1].verdict in (PairVerdict.SLOW, PairVerdict.FAST)]
-    found = sorted(pairs if len(pairs) <= _FEW else told, key=_order)
-    ours, theirs = Column("baseline(us)", microseconds), Column("rival(us)", microseconds)
-    columns = ("verdict", ours, theirs, Column("speed-up", ratio), Column("interval", _interval), "remark", "row")
-    rows = [_row(comparison, rival, *each) for each in found]
+    pairs = [(rival, row, pair) for rival in rivals for row in comparison.rows if (pair := row.pairs.get(rival.name))]
+    told = [each for each in pairs if each[2].verdict in (PairVerdict.SLOW, PairVerdict.FAST)]
+    found = sorted(pairs if len(pairs) <= _FEW else told, key=lambda each: _order(each[2]))
+    columns = (
+        *("verdict", "baseline(us)", "rival(us)", Column("speed-up", ratio), Column("interval", _interval), "remark"),
+        *(Column("database", wide=len(rivals) == 1), "row"),
+    )
+    rows = [_row(comparison, *each) for each in found]
     # The largest differences matter most, whichever is the faster one.
-    return Table(columns, rows, f"{rival.label}: rows", weight=lambda row: abs(math.log(row[3])))
+    return Table(columns, rows, "rows", weight=lambda row: abs(math.log(row[3])))
 
 
-def _order(found: tuple[RowComparison, CallPair]) -> tuple[int, float]:
-    pair = found[1]
+def _order(pair: CallPair) -> tuple[int, float]:
     order = (PairVerdict.SLOW, PairVerdict.FAST, PairVerdict.AMBIGUOUS, PairVerdict.SAME, PairVerdict.NOT_COMPARABLE)
     return order.index(pair.verdict), -pair.speed_up if pair.verdict is PairVerdict.FAST else pair.speed_up
 
@@ -153,16 +160,17 @@ def _databases(comparison: DatabaseComparison, over_time: bool) -> Table:
     return Table(("database", "role", "measured", "fastest", "folder"), rows, "databases", detail=True)
 
 
-def _kernel_types(comparison: DatabaseComparison, rival: ComparedDatabase) -> Table:
+def _kernel_types(comparison: DatabaseComparison, rivals: Sequence[ComparedDatabase], over_time: bool) -> Table:
     """Returns the figures by kernel type; of one implementation those with another verdict than SAME."""
-    over_time = rival.runs_as(comparison.baseline)
-    found = comparison.figures(rival.name)
-    is_same = [over_time and each.verdicts == {PairVerdict.SAME.value: each.rows} for each in found]
-    changed = {each.kernel_type: each for each, same in zip(found, is_same, strict=True) if not same}
-    title = f"{rival.label}: kernel types"
+    found = {(each.kernel_type, rival.label): each for rival in rivals for each in comparison.figures(rival.name)}
+    is_same = {PairVerdict.SAME.value}
+    changed: dict[tuple[str, ...], RivalFigures]
+    changed = {names: each for names, each in found.items() if not (over_time and each.verdicts.keys() == is_same)}
+    title = "kernel types"
     if len(changed) < len(found):
         title += f" (others, all SAME: {len(found) - len(changed):,})"
-    return _figures("kernel type", changed, _OVER_TIME if over_time else _OF_KERNEL_TYPE, title)
+    what = ("kernel type", Column("database", wide=len(rivals) == 1))
+    return _figures(what, changed, _OVER_TIME if over_time else _OF_KERNEL_TYPE, title)
 
 
 def _row(
@@ -175,7 +183,8 @@ def _row(
         pair.reason: bool(pair.reason),
     }
     remark = ", ".join(name for name, holds in remarks.items() if holds)
-    return str(pair.verdict), pair.baseline_us, pair.rival_us, pair.speed_up, pair.ratios, remark, row.case_id
+    times = (pair.baseline_us, pair.rival_us, pair.speed_up, pair.ratios)
+    return str(pair.verdict), *times, remark, rival.label, row.case_id
 
 
 def _interval(ratios: RatioInterval) -> str:

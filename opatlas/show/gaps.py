@@ -9,7 +9,7 @@ import numpy as np
 
 from opatlas.data.database import Database
 from opatlas.errors import OpAtlasError
-from opatlas.formats import microseconds, ratio
+from opatlas.formats import ratio
 from opatlas.row import columns as col
 from opatlas.show.result import Column, Table
 
@@ -84,8 +84,8 @@ def find_gaps(
 def gap_table(gaps: Sequence[Gap]) -> Table:
     """Returns the rows whose replayed and captured durations differ by 20 % or more, the largest difference first."""
     columns: list[Column | str] = [
-        *(Column("Ratio (microbench/profiling)", ratio), "Kernel Type", Column(col.AVERAGE, microseconds)),
-        *(Column(col.PROFILING_AVERAGE, microseconds), *(Column(name, wide=name not in _SHOWN) for name in _CELLS)),
+        *(Column("Ratio (microbench/profiling)", ratio), "Kernel Type", col.AVERAGE, col.PROFILING_AVERAGE),
+        *(Column(name, wide=name not in _SHOWN) for name in _CELLS),
         Column("Signature", wide=True),
     ]
     rows = [

@@ -123,7 +123,8 @@ UNLIMITED = 100_000
 SCREEN_LINES, SCREEN_COLUMNS = 24, 120
 #: The fewest columns of a terminal that a header and a text get in a table.
 _LEAST_HEADER, _LEAST = 12, 16
-#: The most lines of a field on a screen.
+#: The most rows of the first table, whatever the others have, and the most lines of a field on a screen.
+_FIRST_ROWS = 6
 _MOST_LINES = 2
 _NUMBERS = (int, float)
 
@@ -256,8 +257,8 @@ def screen(parts: Iterable[Part], width: int = SCREEN_COLUMNS, *, styled: bool =
     # The last line, and an empty one above each part and above the last line.
     room = SCREEN_LINES - len(kept) - 1
     tables = {at: part for at, part in enumerate(kept) if isinstance(part, Table)}
-    most = dict.fromkeys(tables, 1)
-    # They get a further row in turn, while there is room.
+    most = dict.fromkeys(tables, 1) | dict.fromkeys(list(tables)[:1], _FIRST_ROWS)
+    # They get a further row in turn, while there is room; the first one, which has the answer, has some rows anyway.
     waiting = list(tables)
     while waiting:
         at = waiting.pop(0)

@@ -153,8 +153,7 @@ _SHOWN = 5
 def duration_tables(rows: Collection[RowSummary]) -> Iterator[Table]:
     """Yields a table of the kernel types, and of many rows the slowest and the noisiest ones."""
     columns = (
-        *("kernel type", "rows", Column("median(us)", formats.microseconds)),
-        *(Column("shortest(us)", formats.microseconds), Column("longest(us)", formats.microseconds)),
+        *("kernel type", "rows", "median(us)", "shortest(us)", "longest(us)"),
         *(Column("noise", formats.percent), "not quiet", "best rate", Column("of peak", formats.percent)),
     )
     of_type: dict[str, list[RowSummary]] = {}
@@ -181,7 +180,7 @@ def _type_cells(kernel_type: str, rows: Sequence[RowSummary]) -> tuple[Any, ...]
 
 def _table_of_rows(title: str, rows: Iterable[RowSummary]) -> Table:
     columns = (
-        *(Column("median(us)", formats.microseconds), Column("noise", formats.percent), "samples", "quality", "rate"),
+        *("median(us)", Column("noise", formats.percent), "samples", "quality", "rate"),
         *(Column("of peak", formats.percent), "kernel type", "shapes"),
     )
     cells = [

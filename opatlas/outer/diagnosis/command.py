@@ -15,7 +15,7 @@ from cyclopts import Parameter
 from opatlas.ask.query.database import OpenDatabase
 from opatlas.capture.capture_reader import DURATION, TYPE
 from opatlas.errors import OpAtlasError, UsageError
-from opatlas.formats import microseconds, ratio
+from opatlas.formats import ratio
 from opatlas.row.columns import BASE, INPUT_SHAPES
 from opatlas.row.communication import is_communication
 from opatlas.row.location import meant_device, named_folder
@@ -199,7 +199,7 @@ def comparison_result(old: Diagnosis, new: Diagnosis, row: int | None) -> Result
             "only in old": content["only_old"],
             "only in new": content["only_new"],
         }
-        times = (Column("old(us)", microseconds), Column("new(us)", microseconds), Column("speed-up", ratio))
+        times = ("old(us)", "new(us)", Column("speed-up", ratio))
         columns = ("#", "kernel type", SHAPES, *times, "old verdict", "new verdict")
         cells = ("rank", "kernel_type", "shapes", "old_us", "new_us", "speed_up", "old_verdict", "new_verdict")
         shown = [tuple(each[name] for name in cells) for each in kernels]

@@ -21,7 +21,7 @@ from opatlas.capture.capture_reader import DURATION, TYPE
 from opatlas.data.csv_files import write_text
 from opatlas.errors import OpAtlasError, UsageError, describe_error
 from opatlas.files import TemporaryFolder
-from opatlas.formats import microseconds, percent, ratio
+from opatlas.formats import percent, ratio
 from opatlas.outer.generation.attempts import AttemptLog, LoopTask, RepairLoop
 from opatlas.outer.generation.endpoint import ChatMessage, Endpoint, RecordedAnswers, model_folder
 from opatlas.outer.generation.models_file import LANGUAGE_OF_KIND, KernelLanguage, ModelsFile, read_models
@@ -394,7 +394,7 @@ def improve(
                     loop.last_candidate.read_text("utf-8"),
                 )
     columns = (
-        *("of", "attempt", "result", Column("before(us)", microseconds), Column("after(us)", microseconds)),
+        *("of", "attempt", "result", "before(us)", "after(us)"),
         Column("speed-up", ratio),
         *(Column("roofline", lambda each: percent(each) if each == each else ""), "candidate"),
     )

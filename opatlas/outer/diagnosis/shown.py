@@ -119,7 +119,7 @@ def _ranking(found: Diagnosis) -> Table:
     known = any(each.lost_is_known for each in found.ranking)
     columns = (
         *("#", "kernel type", SHAPES, Column("launches", wide=not found.counted)),
-        *(Column("time(us)", microseconds), Column("share", percent, wide=known)),
+        *("time(us)", Column("share", percent, wide=known)),
         *(Column("roofline", percent, wide=not known), Column("lost(us)", microseconds, wide=not known), "verdict"),
     )
     rows = [

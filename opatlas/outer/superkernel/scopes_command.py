@@ -264,7 +264,7 @@ def compare_scopes(old: Path, new: Path) -> Result:
         "verdict": verdict,
     }
     columns = (
-        *("of", "runs", "steps", Column("mean(us)", microseconds), Column("variation", percent), "class", "SK"),
+        *("of", "runs", "steps", "mean(us)", Column("variation", percent), "class", "SK"),
         "path",
     )
     rows = [
@@ -349,7 +349,7 @@ def _first_types(kernel_types: Mapping[str, int]) -> str:
 
 
 def _scopes(analysis: ScopeAnalysis) -> Table:
-    us = (Column(f"{name}(us)", microseconds) for name in ("duration", "gaps", "host", "saved"))
+    us = (f"{name}(us)" for name in ("duration", "gaps", "host", "saved"))
     shares = (Column(name, percent) for name in ("of scope", "of step"))
     return Table(
         ("scope", "each", "kernels", "fused", "SK", *us, *shares, "try", Column("why", wide=True)),
