@@ -234,3 +234,13 @@ def test_the_public_names_import_and_answer_without_the_extra(base: Installed) -
     done = base.run_script(script)
     assert done.returncode == 0, done.stderr
     assert "torch on NVIDIA_H200" in done.stdout
+
+
+def test_a_python_without_the_dependencies_gets_a_line_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(SystemExit, match="make bench") as raised:
+        exec((ROOT / "conftest.py").read_text("utf-8"), {})
+    line = str(raised.value)
+    named = re.findall(r'^    "(\w+)>=', (ROOT / "pyproject.toml").read_text("utf-8").partition("\n]")[0], re.MULTILINE)
+    assert named
+    assert [name for name in named if name.removeprefix("py") not in line] == []
