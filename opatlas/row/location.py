@@ -214,7 +214,7 @@ def default_path(device: str, versions: Versions) -> Path:
     """
     kind = kind_of(device)
     folder = _folder(kind.compute or kind.software, versions)
-    return _place(device, kind.stack, folder)
+    return place_of(device, kind.stack, folder)
 
 
 def _is_of_torch(library: str) -> bool:
@@ -235,7 +235,7 @@ def beside(database: Path, place: Path) -> Path:
 
 def suite_path(device: str, suite: str, versions: Versions) -> Path:
     """Returns the path of the database of a suite of operators on a device. Raises OpAtlasError as `tasks_path`."""
-    return _place(device, f"{_SUITE}{suite}", _folder(kind_of(device).software, versions))
+    return place_of(device, f"{_SUITE}{suite}", _folder(kind_of(device).software, versions))
 
 
 def tasks_path(device: str, versions: Versions) -> Path:
@@ -245,7 +245,7 @@ def tasks_path(device: str, versions: Versions) -> Path:
         OpAtlasError: a version is unknown (the message names its option), or a name cannot be a folder.
     """
     folder = _folder(kind_of(device).software, versions)
-    return _place(device, _TASKS, folder)
+    return place_of(device, _TASKS, folder)
 
 
 def implementation_path(device: str, name: str, version: str, versions: Versions) -> Path:
@@ -259,7 +259,7 @@ def implementation_path(device: str, name: str, version: str, versions: Versions
     """
     if name in {kind.stack for kind in kinds().values()} | _libraries() or _is_of_torch(name):
         raise OpAtlasError(f"an implementation cannot be called {name}, the name of other databases: rename its folder")
-    return _place(device, name, f"{name}{version}_{_folder(kind_of(device).software, versions)}")
+    return place_of(device, name, f"{name}{version}_{_folder(kind_of(device).software, versions)}")
 
 
 def shipped_note(database: Path) -> str:
@@ -284,7 +284,7 @@ def communication_path(device: str, version: str) -> Path:
         OpAtlasError: a name cannot be a folder.
     """
     kind = kind_of(device)
-    return _place(device, kind.library, FIELD.sub(lambda found: _written(found[1], version), kind.library_version))
+    return place_of(device, kind.library, FIELD.sub(lambda found: _written(found[1], version), kind.library_version))
 
 
 def _folder(template: str, versions: Versions) -> str:
@@ -337,7 +337,7 @@ def _require(components: Iterable[Component], versions: Versions) -> None:
         raise OpAtlasError(f"the version of {names} could not be detected: {remedy}")
 
 
-def _place(*names: str) -> Path:
+def place_of(*names: str) -> Path:
     """Returns the folder of a device, a stack and a version. Raises OpAtlasError where a name cannot be a folder."""
     for name, part in zip(names, ("device", "name", "version"), strict=True):
         if not _DIRECTORY_NAME.fullmatch(name):
