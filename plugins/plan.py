@@ -153,10 +153,10 @@ def _plan_target(context: SessionContext, number: int, base: _BaseRows) -> Plan:
         with database.lock():
             pass
     if not settings.collect_only:
-        provenance, notes = read_origin(context, own)
+        provenance, mixed = read_origin(context, own)
         # Else the target has a note.
         captured = captured_note(provenance, plan, settings) if target.captures is None else ""
-        plan.notes += [*notes, *filter(None, [captured]), *provenance.problems]
+        plan.notes += [*filter(None, [mixed, captured]), *provenance.problems]
     return plan
 
 

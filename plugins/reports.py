@@ -53,17 +53,21 @@ class RowNote(TypedDict, total=False):
         on: the name of the device; absent in setup and teardown.
         device: name and facts of the device; absent if the previous row ran on the same device.
         given_up: present if the row fails without being run (--strict).
+        not_kept: present if the record cannot be written.
     """
 
     record: Record | Mapping[str, Any]
     on: str
     device: Mapping[str, Any]
     given_up: bool
+    not_kept: bool
 
 
 def attach_note(report: pytest.TestReport, note: RowNote) -> None:
-    """Attaches the note to the report of a row."""
+    """Attaches the note to the report of a row, which fails without a record: nobody hears of what is not on disk."""
     setattr(report, _ATTRIBUTE, note)
+    if "not_kept" in note and report.outcome == "passed":
+        report.outcome, report.longrepr = "failed", "not run: its record cannot be written"
 
 
 def note_of(report: pytest.TestReport) -> RowNote | None:

@@ -209,6 +209,7 @@ class Session:
             is_kept = keeps_state or self.records.append(values, device, row.target)
         if not is_kept:
             # The row counts as not run.
+            note["not_kept"] = True
             return note
         note["record"] = values if self.context.is_worker else record
         if device is not None:

@@ -190,7 +190,7 @@ def targets_of(
         raise pytest.UsageError(f"--implementation {','.join(option.implementation)}: {'; '.join(lines)}")
     origin = origin_of(config, devices, source)
     base, captures = absolute_path(database_of(config, devices, source)), None
-    note = ""
+    note = assumed_versions(option.versions) if option.prof_path is not None and not option.database_path else ""
     if option.database_path and not option.mixed and (captured := captured_elsewhere(Database(base), origin)):
         home = _beside_captures(base, devices, source, option.versions)
         captures, base = (base, home) if home != base.resolve() else (None, base)
@@ -305,8 +305,15 @@ def _expect_installed(versions: Versions) -> None:
             )
 
 
-def read_origin(context: SessionContext, own: TargetDatabase) -> tuple[Provenance, list[str]]:
-    """Reads what a database was measured on. Returns also what the user should know of it.
+def assumed_versions(versions: Versions) -> str:
+    """Returns a note on versions of this machine's software that name a database of profiles, for lack of others."""
+    here, found = [each for each in _NAMES_A_DATABASE if each not in given_versions(versions)], detect()
+    names = ", ".join(f"{each.name} {getattr(found, each.field)}" for each in here)
+    return f"{names} as on this machine: where others were profiled, give {versions_option(here)}" if here else ""
+
+
+def read_origin(context: SessionContext, own: TargetDatabase) -> tuple[Provenance, str]:
+    """Reads what a database was measured on. Returns also what the user should know of it; "" if nothing.
 
     Raises:
         OpAtlasError: the durations would be mixed, without --mixed and --read-only.
@@ -317,11 +324,11 @@ def read_origin(context: SessionContext, own: TargetDatabase) -> tuple[Provenanc
         check_origin(provenance, own.target.origin)
     except MixedDatabase as error:
         if settings.read_only:
-            return provenance, [printable(f"{error}: the two do not compare")]
+            return provenance, printable(f"{error}: the two do not compare")
         if settings.mixed:
-            return provenance, [printable(f"--mixed: {error}")]
+            return provenance, printable(f"--mixed: {error}")
         raise OpAtlasError(f"{printable(str(error))}: the two do not compare.\n{_remedy(settings)}") from None
-    return provenance, []
+    return provenance, ""
 
 
 def captured_note(provenance: Provenance, plan: Plan, settings: Settings) -> str:

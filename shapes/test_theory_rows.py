@@ -27,6 +27,6 @@ def test_theory_rows(kernel_type: str, theory: Any, record_property: Any) -> Non
             pytrace=False,
         )
     if result.refused:
-        pytest.skip(f"the {kernel_type} of this device refuses all {result.refused} rows (constraints/)")
+        pytest.skip(f"the {kernel_type} of this device refuses all {result.refused} rows")
     if result.missing:
         pytest.skip(f"none of the models has the parts of {kernel_type} ({', '.join(result.missing)})")

@@ -293,12 +293,16 @@ def captured_gpu(
         OpAtlasError: a file cannot be read, or the traces name no GPU, several, or another one than the user.
     """
     headers = [read_header(path) for path in paths]
-    names = sorted({slug(gpu.name) for header in headers for gpu in header.gpus if gpu.name})
+    of_each = [{slug(gpu.name) for gpu in header.gpus if gpu.name} for header in headers]
+    names = sorted(set().union(*of_each))
     cuda = next((header.cuda for header in headers if header.cuda), None)
-    if given is not None and (given in names or not names):
-        return given, cuda
     if given is not None:
-        raise TableError(paths[0], f"a trace of {', '.join(names)}, not of --device {given}", "Leave out --device")
+        for path, own in zip(paths, of_each, strict=True):
+            if own and given not in own:
+                raise TableError(
+                    path, f"a trace of {', '.join(sorted(own))}, not of --device {given}", "Leave out --device"
+                )
+        return given, cuda
     if len(names) == 1 or (may_be_unknown and not names):
         return next(iter(names), None), cuda
     problem = f"the traces are of several GPUs: {', '.join(names)}" if names else "the trace names no GPU"

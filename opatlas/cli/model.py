@@ -245,7 +245,8 @@ def _step_fields(cost: ModelCost) -> dict[str, object]:
     names = ("gaps", "place", "messages", "power_cap", "host")
     parts = {name.replace("_", " "): getattr(time, f"{name}_us") for name in names}
     told = " + ".join(["sum", *(f"{name} {microseconds(us)}" for name, us in parts.items() if us)])
-    title = "step without a graph(us)" if cost.step.is_eager else "step in a graph(us)"
+    of_known = ", without missing" if cost.missing else ""
+    title = f"step {'without' if cost.step.is_eager else 'in'} a graph{of_known}(us)"
     return {title: (round(time.us), f"90 %: {low} to {high}"), "of that": told}
 
 

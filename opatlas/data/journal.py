@@ -13,6 +13,7 @@ from __future__ import annotations
 import io
 import itertools
 import os
+import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -383,11 +384,11 @@ def _put_back(file: BinaryIO, path: Path) -> list[str]:
     """Writes an open journal again if its path does not name it any more.
 
     Returns:
-        Each problem, as a sentence: another file at the path.
+        Each problem, as a sentence: another file at the path, or the folder for temporary files, which has it else.
 
     Raises:
         OSError: the file cannot be read.
-        OpAtlasError: it cannot be written.
+        OpAtlasError: it cannot be written in either place.
     """
     with suppress(OSError):
         if os.path.samestat(os.fstat(file.fileno()), path.stat()):
@@ -397,7 +398,12 @@ def _put_back(file: BinaryIO, path: Path) -> list[str]:
     if path.is_file():
         kept = path.rename(free_name(path, "refused"))
         problems.append(f"{path}: another process replaced this journal while rows ran: its file is kept in {kept}")
-    write_text(path, text)
+    try:
+        write_text(path, text)
+    except OpAtlasError as error:
+        kept = Path(tempfile.gettempdir()) / path.name
+        write_text(kept, text)
+        problems.append(f"{error}; the journal is kept: move {kept} to {path}, and the next session merges it")
     return problems
 
 

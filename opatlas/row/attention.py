@@ -1,9 +1,10 @@
-"""A call of attention: the sequences of its batch, as users write them, and the Runtime cells of its row."""
+"""A call of attention: the sequences of its batch, as users write them, the Runtime cells of its row, and its sizes."""
 
 from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Annotated, NamedTuple
@@ -14,8 +15,8 @@ from msgspec import Meta
 from opatlas.errors import UsageError
 from opatlas.row import columns as col
 from opatlas.row.quality import number_cell
-from opatlas.row.slots import split_cell
-from opatlas.text import MOST_DIGITS
+from opatlas.row.slots import Slot, known_dtype, split_cell
+from opatlas.text import MOST_DIGITS, parse_whole
 
 COMPLETENESS = col.RUNTIME_PREFIX + "metadata_completeness"
 #: The input slots of attention, of 31, whose shapes describe the batch.
@@ -27,7 +28,12 @@ SHAPE_SLOTS = {
 Shape = tuple[int, ...]
 RAW_SHAPES = col.RUNTIME_PREFIX + "operator_input_shapes_raw"
 #: Slots of FusedInferAttentionScore's 31 inputs.
-_QUERY, _KEY, _VALUE, _MASK, _KV_LENGTHS, _BLOCK_TABLE = 0, 1, 2, 4, 6, 14
+_QUERY, _KEY, _VALUE, _MASK, _KV_LENGTHS, _BLOCK_TABLE, _QUERY_ROPE = 0, 1, 2, 4, 6, 14, 24
+#: The kernel of a prompt of latent attention, and its input slots after the query and the query's rotary part.
+_RING = "RINGMLAPrefillBF16Kernel"
+_RING_KEY, _RING_MASK = 2, 5
+#: Sparse modes in which a query reads the keys before it only.
+_CAUSAL = ("2", "3")
 AVG_SEQ_LEN = col.RUNTIME_PREFIX + "avg_seq_len"
 VALID_BLOCKS = col.RUNTIME_PREFIX + "block_table_valid_blocks"
 Q_VALUES, KV_VALUES = col.RUNTIME_IN_SIGNATURE[:2]
@@ -211,3 +217,134 @@ def _cell(value: int | str | Sequence[int] | None) -> str:
     if value is None:
         return ""
     return str(value) if isinstance(value, (int, str)) else ",".join(map(str, value))
+
+
+class AttentionSizes(NamedTuple):
+    """The sizes of a call of attention.
+
+    Attributes:
+        sequences: the number of sequences.
+        queries, keys: of all sequences together.
+        pairs: of a query and a key that it reads, for one head.
+        heads, kv_heads, head_size: of queries, of keys, and the elements of a head (with its rotary part).
+        value_size: the elements of a head of the values, and of the result.
+        latent: whether the values are parts of the keys, as in multi-head latent attention.
+        pages: of the block table; 0 without one.
+        causal: whether a query reads the keys before it only.
+        lengths: how many sequences have as many queries and keys.
+        cache_share: the bytes of an element of keys and values, as a share of those of a query.
+    """
+
+    sequences: int
+    queries: int
+    keys: int
+    pairs: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    value_size: int
+    latent: bool
+    pages: int
+    causal: bool
+    lengths: Mapping[tuple[int, int], int]
+    cache_share: float = 1.0
+
+    @property
+    def operations(self) -> int:
+        """The operations of the two products of attention."""
+        return 2 * self.pairs * self.heads * (self.head_size + self.value_size)
+
+    @property
+    def read_elements(self) -> int:
+        """The elements of all queries, keys and values, each once; of a smaller cache as many as queries would have."""
+        of_cache = self.head_size + self.value_size * (not self.latent)
+        read = self.keys * self.kv_heads * of_cache
+        return self.queries * self.heads * self.head_size + round(read * self.cache_share)
+
+    @property
+    def moved_elements(self) -> int:
+        """The same, with the elements of the result."""
+        return self.read_elements + self.queries * self.heads * self.value_size
+
+
+def attention_sizes(kernel_type: str, inputs: Sequence[Slot], cells: Mapping[str, str]) -> AttentionSizes | None:
+    """Returns the sizes of a call of attention; None where the row does not have them."""
+    if kernel_type == _RING:
+        return _ring_sizes(inputs)
+    if kernel_type not in col.ATTENTION_TYPES or len(inputs) <= _KEY or len(inputs[_QUERY].shape) < 3:
+        return None
+    query = inputs[_QUERY].shape
+    ragged = len(query) == 3
+    heads = _number(cells, "num_heads") or query[-2 if ragged else 1]
+    kv_heads = _number(cells, "num_key_value_heads") or heads
+    table = inputs[_BLOCK_TABLE].shape if len(inputs) > _BLOCK_TABLE else ()
+    of_queries = _numbers(cells, "actual_seq_lengths_values")
+    of_keys = _numbers(cells, "actual_seq_lengths_kv_values")
+    count = len(of_queries) or len(of_keys) or (table[0] if table else query[0])
+    if not count:
+        return None
+    tokens = query[0] if ragged else math.prod(query) // (heads * query[-1] or 1)
+    if of_queries and ragged:
+        of_queries = _differences(of_queries)
+    elif len(of_queries) != count:
+        of_queries = [tokens // count] * count
+    if of_keys and ragged and not table:
+        of_keys = _differences(of_keys)
+    elif len(of_keys) != count:
+        of_keys = [_keys_of_each(cells, inputs, table, count)] * count
+    causal = cells.get(col.RUNTIME_PREFIX + "sparse_mode", "").strip() in _CAUSAL
+    pairs = sum(q * kv - (q * (q - 1) // 2 if causal else 0) for q, kv in zip(of_queries, of_keys, strict=False))
+    rope = inputs[_QUERY_ROPE].shape if len(inputs) > _QUERY_ROPE else ()
+    of_key, of_value = (math.prod(slot.shape) for slot in (inputs[_KEY], inputs[min(_VALUE, len(inputs) - 1)]))
+    own, cached = (known_dtype(inputs[slot].dtype) for slot in (_QUERY, _KEY))
+    return AttentionSizes(
+        sequences=count,
+        queries=sum(of_queries),
+        keys=sum(of_keys),
+        pairs=max(pairs, 1),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_size=query[-1] + (rope[-1] if rope else 0),
+        value_size=query[-1] * of_value // of_key if of_key and of_value and not rope else query[-1],
+        latent=bool(rope),
+        pages=math.prod(table) if table else 0,
+        causal=causal,
+        lengths=Counter(zip(of_queries, of_keys, strict=False)),
+        cache_share=cached.bytes / own.bytes if own and cached and own.bytes else 1.0,
+    )
+
+
+def _ring_sizes(inputs: Sequence[Slot]) -> AttentionSizes | None:
+    """Returns the sizes for one sequence; with a mask a query reads the keys before it only."""
+    if len(inputs) <= _RING_KEY or min(len(slot.shape) for slot in inputs[: _RING_KEY + 1]) < 3:
+        return None
+    (queries, heads, size), rope, (keys, kv_heads, _) = (inputs[i].shape for i in range(_RING_KEY + 1))
+    causal = len(inputs) > _RING_MASK and bool(inputs[_RING_MASK].shape)
+    pairs = queries * keys - (queries * (queries - 1) // 2 if causal else 0)
+    lengths = {(queries, keys): 1}
+    return AttentionSizes(
+        1, queries, keys, max(pairs, 1), heads, kv_heads, size + rope[-1], size, False, 0, causal, lengths
+    )
+
+
+def _keys_of_each(cells: Mapping[str, str], inputs: Sequence[Slot], table: Sequence[int], count: int) -> int:
+    average = _number(cells, "avg_seq_len")
+    if average:
+        return average
+    if len(table) == 2:
+        return table[1] * (_number(cells, "block_size") or 128)
+    return max(inputs[_KEY].shape[0] // count, 1) if inputs[_KEY].shape else 1
+
+
+def _number(cells: Mapping[str, str], name: str) -> int:
+    return parse_whole(cells.get(col.RUNTIME_PREFIX + name, "").strip()) or 0
+
+
+def _numbers(cells: Mapping[str, str], name: str) -> list[int]:
+    words = cells.get(col.RUNTIME_PREFIX + name, "").replace(" ", "").strip("[]\"'").split(",")
+    numbers = [parse_whole(word) for word in words]
+    return [] if None in numbers else [number for number in numbers if number is not None]
+
+
+def _differences(ends: Sequence[int]) -> list[int]:
+    return [max(end - start, 0) for start, end in zip([0, *ends], ends, strict=False)]

@@ -6,13 +6,13 @@ No peaks of CPUs are known: a name such as "Intel Xeon Processor" states neither
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from opatlas.errors import CellError
-from opatlas.row.columns import ATTENTION_TYPES, GROUPED, MESSAGE, RUNTIME_PREFIX
+from opatlas.row.attention import attention_sizes
+from opatlas.row.columns import GROUPED, MESSAGE
 from opatlas.row.slots import FP8, Slot, base_type, known_dtype, row_slots
 from opatlas.text import parse_whole
 
@@ -117,13 +117,14 @@ ARITHMETIC = frozenset({"Abs", "Add", "Mul", "Muls", "Neg", "RealDiv", "Sub"})
 _STREAMING = frozenset(
     {
         *("AddRmsNorm", "AddRmsNormBias", "AddRmsNormDynamicQuant", "ArgMaxV2", "ArgMaxWithValue", "AscendQuantV2"),
-        *("BroadcastTo", "Cast", "ClipByValueV2", "ConcatD", "Cos", "Cumsum", "DepthwiseConv2D", "DynamicBlockQuant"),
-        *("DynamicQuant", "Equal", "Exp", "FastGelu", "FloorDiv", "FloorMod", "Gelu", "GeluV2", "Greater"),
-        *("GreaterEqual", "InterleaveRope", "LayerNormV3", "Less", "LessEqual", "Log", "LogSoftmaxV2", "LogicalAnd"),
-        *("LogicalNot", "LogicalOr", "LpNormV2", "Maximum", "Minimum", "NotEqual", "Pack", "PadV3", "Pows"),
-        *("Reciprocal", "ReduceMean", "ReduceMeanD", "ReduceSum", "ReduceSumD", "Relu", "RmsNorm"),
-        *("RotaryPositionEmbedding", "Rsqrt", "ScaledMaskedSoftmax", "Sigmoid", "Sin", "SoftmaxV2", "Sqrt", "Square"),
-        *("SwiGlu", "Swish", "Tanh", "TensorMove", "Tile", "Transpose"),
+        *("BroadcastTo", "Cast", "ClipByValueV2", "ConcatD", "ConcatV2D", "Cos", "Cumsum", "DepthwiseConv2D"),
+        *("DynamicBlockQuant", "DynamicQuant", "Equal", "Exp", "FastGelu", "FloorDiv", "FloorMod", "Gelu", "GeluV2"),
+        *("Greater", "GreaterEqual", "InplaceAddRmsNorm", "InterleaveRope", "LayerNormV3", "Less", "LessEqual", "Log"),
+        *("LogSoftmaxV2", "LogicalAnd", "LogicalNot", "LogicalOr", "LpNormV2", "Maximum", "Minimum", "NotEqual"),
+        *("Pack", "Pad", "PadV3", "Pows", "Reciprocal", "ReduceAll", "ReduceAny", "ReduceMean", "ReduceMeanD"),
+        *("ReduceSum", "ReduceSumD", "Relu", "RmsNorm", "RotaryPositionEmbedding", "Rsqrt", "ScaledMaskedSoftmax"),
+        *("Sigmoid", "Sin", "SoftmaxV2", "Split", "SplitV", "SplitVD", "Sqrt", "Square", "SwiGlu", "Swish", "Tanh"),
+        *("TensorMove", "Tile", "Transpose"),
     }
 )
 #: Some kernels pack two elements of this dtype into a byte, others do not.
@@ -250,15 +251,6 @@ def achieved_rates(work: Work, peak: Peak, duration_us: float, *, cold: bool = T
     return AchievedRates(gbps, tera_ops, share, of_arithmetic is not None and of_arithmetic == share)
 
 
-#: Input slots of FusedInferAttentionScore.
-_QUERY, _KEY, _VALUE, _BLOCK_TABLE, _QUERY_ROPE = 0, 1, 2, 14, 24
-_RING = "RINGMLAPrefillBF16Kernel"
-#: Its input slots after the query and the query's rotary part.
-_RING_KEY, _RING_MASK = 2, 5
-#: Sparse modes in which a query reads the keys before it only.
-_CAUSAL = ("2", "3")
-
-
 class ProductSizes(NamedTuple):
     """The sizes of a matrix product: `batch` products of (m, k) and (k, n)."""
 
@@ -301,101 +293,6 @@ def grouped_sizes(kernel_type: str, inputs: Sequence[Slot]) -> GroupedSizes | No
     return GroupedSizes(groups, m, n, k) if min(groups, m, n, k) else None
 
 
-class AttentionSizes(NamedTuple):
-    """The sizes of a call of attention.
-
-    Attributes:
-        sequences: the number of sequences.
-        queries, keys: of all sequences together.
-        pairs: of a query and a key that it reads, for one head.
-        heads, kv_heads, head_size: of queries, of keys, and the elements of a head (with its rotary part).
-        value_size: the elements of a head of the values, and of the result.
-        latent: whether the values are parts of the keys, as in multi-head latent attention.
-        pages: of the block table; 0 without one.
-        causal: whether a query reads the keys before it only.
-        lengths: how many sequences have as many queries and keys.
-        cache_share: the bytes of an element of keys and values, as a share of those of a query.
-    """
-
-    sequences: int
-    queries: int
-    keys: int
-    pairs: int
-    heads: int
-    kv_heads: int
-    head_size: int
-    value_size: int
-    latent: bool
-    pages: int
-    causal: bool
-    lengths: Mapping[tuple[int, int], int]
-    cache_share: float = 1.0
-
-    @property
-    def operations(self) -> int:
-        """The operations of the two products of attention."""
-        return 2 * self.pairs * self.heads * (self.head_size + self.value_size)
-
-    @property
-    def read_elements(self) -> int:
-        """The elements of all queries, keys and values, each once; of a smaller cache as many as queries would have."""
-        of_cache = self.head_size + self.value_size * (not self.latent)
-        read = self.keys * self.kv_heads * of_cache
-        return self.queries * self.heads * self.head_size + round(read * self.cache_share)
-
-    @property
-    def moved_elements(self) -> int:
-        """The same, with the elements of the result."""
-        return self.read_elements + self.queries * self.heads * self.value_size
-
-
-def attention_sizes(kernel_type: str, inputs: Sequence[Slot], cells: Mapping[str, str]) -> AttentionSizes | None:
-    """Returns the sizes of a call of attention; None where the row does not have them."""
-    if kernel_type == _RING:
-        return _ring_sizes(inputs)
-    if kernel_type not in ATTENTION_TYPES or len(inputs) <= _KEY or len(inputs[_QUERY].shape) < 3:
-        return None
-    query = inputs[_QUERY].shape
-    ragged = len(query) == 3
-    heads = _number(cells, "num_heads") or query[-2 if ragged else 1]
-    kv_heads = _number(cells, "num_key_value_heads") or heads
-    table = inputs[_BLOCK_TABLE].shape if len(inputs) > _BLOCK_TABLE else ()
-    of_queries = _numbers(cells, "actual_seq_lengths_values")
-    of_keys = _numbers(cells, "actual_seq_lengths_kv_values")
-    count = len(of_queries) or len(of_keys) or (table[0] if table else query[0])
-    if not count:
-        return None
-    tokens = query[0] if ragged else math.prod(query) // (heads * query[-1] or 1)
-    if of_queries and ragged:
-        of_queries = _differences(of_queries)
-    elif len(of_queries) != count:
-        of_queries = [tokens // count] * count
-    if of_keys and ragged and not table:
-        of_keys = _differences(of_keys)
-    elif len(of_keys) != count:
-        of_keys = [_keys_of_each(cells, inputs, table, count)] * count
-    causal = cells.get(RUNTIME_PREFIX + "sparse_mode", "").strip() in _CAUSAL
-    pairs = sum(q * kv - (q * (q - 1) // 2 if causal else 0) for q, kv in zip(of_queries, of_keys, strict=False))
-    rope = inputs[_QUERY_ROPE].shape if len(inputs) > _QUERY_ROPE else ()
-    of_key, of_value = (math.prod(slot.shape) for slot in (inputs[_KEY], inputs[min(_VALUE, len(inputs) - 1)]))
-    own, cached = (known_dtype(inputs[slot].dtype) for slot in (_QUERY, _KEY))
-    return AttentionSizes(
-        sequences=count,
-        queries=sum(of_queries),
-        keys=sum(of_keys),
-        pairs=max(pairs, 1),
-        heads=heads,
-        kv_heads=kv_heads,
-        head_size=query[-1] + (rope[-1] if rope else 0),
-        value_size=query[-1] * of_value // of_key if of_key and of_value and not rope else query[-1],
-        latent=bool(rope),
-        pages=math.prod(table) if table else 0,
-        causal=causal,
-        lengths=Counter(zip(of_queries, of_keys, strict=False)),
-        cache_share=cached.bytes / own.bytes if own and cached and own.bytes else 1.0,
-    )
-
-
 def row_sizes(kernel_type: str, cells: Mapping[str, str]) -> dict[str, object]:
     """Returns the sizes, dtype, format and counted operations of a row; none if its cells cannot be read."""
     if set(MESSAGE[:2]) <= cells.keys():
@@ -423,39 +320,3 @@ def row_sizes(kernel_type: str, cells: Mapping[str, str]) -> dict[str, object]:
         dtype = known_dtype(first.dtype)
         moved = attention.moved_elements * dtype.bytes if dtype is not None and dtype.bytes else moved
     return {**found, "bytes": moved}
-
-
-def _ring_sizes(inputs: Sequence[Slot]) -> AttentionSizes | None:
-    """Returns the sizes for one sequence; with a mask a query reads the keys before it only."""
-    if len(inputs) <= _RING_KEY or min(len(slot.shape) for slot in inputs[: _RING_KEY + 1]) < 3:
-        return None
-    (queries, heads, size), rope, (keys, kv_heads, _) = (inputs[i].shape for i in range(_RING_KEY + 1))
-    causal = len(inputs) > _RING_MASK and bool(inputs[_RING_MASK].shape)
-    pairs = queries * keys - (queries * (queries - 1) // 2 if causal else 0)
-    lengths = {(queries, keys): 1}
-    return AttentionSizes(
-        1, queries, keys, max(pairs, 1), heads, kv_heads, size + rope[-1], size, False, 0, causal, lengths
-    )
-
-
-def _keys_of_each(cells: Mapping[str, str], inputs: Sequence[Slot], table: Sequence[int], count: int) -> int:
-    average = _number(cells, "avg_seq_len")
-    if average:
-        return average
-    if len(table) == 2:
-        return table[1] * (_number(cells, "block_size") or 128)
-    return max(inputs[_KEY].shape[0] // count, 1) if inputs[_KEY].shape else 1
-
-
-def _number(cells: Mapping[str, str], name: str) -> int:
-    return parse_whole(cells.get(RUNTIME_PREFIX + name, "").strip()) or 0
-
-
-def _numbers(cells: Mapping[str, str], name: str) -> list[int]:
-    words = cells.get(RUNTIME_PREFIX + name, "").replace(" ", "").strip("[]\"'").split(",")
-    numbers = [parse_whole(word) for word in words]
-    return [] if None in numbers else [number for number in numbers if number is not None]
-
-
-def _differences(ends: Sequence[int]) -> list[int]:
-    return [max(end - start, 0) for start, end in zip([0, *ends], ends, strict=False)]

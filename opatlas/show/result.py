@@ -123,7 +123,7 @@ UNLIMITED = 100_000
 SCREEN_LINES, SCREEN_COLUMNS = 24, 120
 #: The fewest columns of a terminal that a header and a text get in a table.
 _LEAST_HEADER, _LEAST = 12, 16
-#: The most rows of the first table, whatever the others have, and the most lines of a field on a screen.
+#: The most rows of a table that is first, whatever the others have, and the most lines of a field on a screen.
 _FIRST_ROWS = 6
 _MOST_LINES = 2
 _NUMBERS = (int, float)
@@ -257,8 +257,8 @@ def screen(parts: Iterable[Part], width: int = SCREEN_COLUMNS, *, styled: bool =
     # The last line, and an empty one above each part and above the last line.
     room = SCREEN_LINES - len(kept) - 1
     tables = {at: part for at, part in enumerate(kept) if isinstance(part, Table)}
-    most = dict.fromkeys(tables, 1) | dict.fromkeys(list(tables)[:1], _FIRST_ROWS)
-    # They get a further row in turn, while there is room; the first one, which has the answer, has some rows anyway.
+    # They get a further row in turn, while there is room; one that has the answer, since it is first, has some anyway.
+    most = {at: 1 if at else _FIRST_ROWS for at in tables}
     waiting = list(tables)
     while waiting:
         at = waiting.pop(0)

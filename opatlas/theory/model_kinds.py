@@ -209,6 +209,7 @@ class Quantization(msgspec.Struct):
     quant_method: str = ""
     quant_algo: str = ""
     fmt: str = "e4m3"
+    activation_scheme: str = "dynamic"
     weight_block_size: list[int] = []
     bits: int = 4
     config_groups: dict[str, _Group] = {}
@@ -250,7 +251,9 @@ class Quantization(msgspec.Struct):
         """Returns `ModelFacts.scales`."""
         if self.weight_block_size:
             return "blocks" if self.weight_block_size == [128, 128] else ""
-        return "per_tensor" if self.quant_method.lower() == "fp8" or self.quant_algo.upper() == "FP8" else ""
+        # Engines compute a scale for each token where the file has none of the inputs.
+        is_static = self.quant_method.lower() == "fp8" and self.activation_scheme.lower() == "static"
+        return "per_tensor" if is_static or self.quant_algo.upper() == "FP8" else ""
 
     def cache_dtype(self) -> str:
         """Returns the dtype of the cache, FP8; "" for that of activations. Raises ValidationError for others."""

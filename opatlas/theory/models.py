@@ -300,7 +300,9 @@ class ModelFacts:
         scales = " with a scale for each token" if dtype not in ("BF16", "FLOAT16") else ""
         is_own = not self.stored or (self.scales and dtype == "FLOAT8_E4M3FN")
         stored = () if is_own else (f"{self.stored} are answered as {dtype}{scales}",)
-        return (*stored, *self.differs)
+        one_scale = self.scales == "per_tensor" and self.experts is not None and dtype == "FLOAT8_E4M3FN"
+        experts = ("products of experts are answered with a scale for each token",) if one_scale else ()
+        return (*stored, *experts, *self.differs)
 
     def tp_sizes(self, wanted: Sequence[int] = TP_SIZES) -> tuple[int, ...]:
         """Returns the sizes of tensor parallelism among `wanted` that divide the heads and all weights."""

@@ -200,6 +200,7 @@ def test_a_row_whose_record_has_no_room_is_not_run(sessions: Sessions) -> None:
     measured = done.ledger()["measured"]
     assert 1 <= measured < 16
     assert re.search(rf"^written +{measured} updated", done.output, re.MULTILINE)
+    assert f"1 failed, {measured} passed" in done.output
     assert list(run_ids(sessions).values()) == [only_run(sessions)] * measured
     assert half_made(sessions) == []
     # The history of noisy samples may be larger than the limit: then the journals stay for the next session.

@@ -6,8 +6,10 @@ import errno
 import os
 import re
 import resource
+import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -178,6 +180,19 @@ def test_a_journal_that_was_removed_meanwhile_is_there_again_when_it_is_closed(d
     assert kept.close() == []
     contents = journal.read(kept.path)
     assert (contents.header, contents.records) == (JournalHeader("run-1", "all", prune=True), (record(1, 10.0),))
+
+
+def test_a_journal_whose_folder_cannot_be_made_again_is_kept_elsewhere(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    kept = Journal(database, JournalHeader("run-1", "all", prune=True))
+    kept.append(record(1, 10.0).to_json())
+    shutil.rmtree(kept.path.parent)
+    kept.path.parent.write_text("a file")
+    (problem,) = kept.close()
+    assert str(tmp_path / kept.path.name) in problem
+    assert journal.read(tmp_path / kept.path.name).records == (record(1, 10.0),)
 
 
 def test_the_processes_of_a_session_have_journals_of_their_own(tmp_path: Path) -> None:

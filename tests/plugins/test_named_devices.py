@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import simulated
 from opatlas.plugins import theory
-from opatlas.plugins.target import devices_of
+from opatlas.plugins.target import assumed_versions, devices_of
 
 from opatlas.errors import OpAtlasError
 from opatlas.row.location import cpu_device_name
@@ -73,3 +73,8 @@ def test_theory_rows_go_to_the_device_that_is_named_here_or_not(name, folder, mo
 def test_a_kind_that_is_not_here_and_a_name_of_nothing_make_no_folder(name):
     with pytest.raises(OpAtlasError, match=f"^--device {name}: "):
         theory.database_path(config(name))
+
+
+def test_profiles_without_versions_are_told_to_count_as_of_this_machine() -> None:
+    assert "vllm" in assumed_versions(Versions(torch="2.9.0", cann="8.5")).lower()
+    assert not assumed_versions(Versions(vllm="0.18.0", torch="2.9.0", cann="8.5"))

@@ -330,6 +330,16 @@ def test_modelopt_describes_weights_in_a_file_of_its_own(tmp_path: Path) -> None
     assert (found.dtype, found.cache_dtype, found.scales) == ("FLOAT8_E4M3FN", "FLOAT8_E4M3FN", "per_tensor")
 
 
+@pytest.mark.parametrize(("scheme", "scales"), [("static", "per_tensor"), ("dynamic", "")])
+def test_one_scale_is_that_of_a_file_which_has_it_of_the_inputs(scheme: str, scales: str, tmp_path: Path) -> None:
+    how = {"quantization_config": {"quant_method": "fp8", "activation_scheme": scheme}}
+    dense, moe = (read(tmp_path, "qwen3_moe" if more else "llama", **SIZES, **more, **how) for more in ({}, EXPERTS))
+    assert (dense.scales, moe.scales) == (scales, scales)
+    # Grouped products have a scale for each token in both.
+    assert bool(dense.differences("FLOAT8_E4M3FN")) == (not scales)
+    assert moe.differences("FLOAT8_E4M3FN")
+
+
 #: Files of models whose calls are not known, and words of the error.
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "model type": ("nemotron_h", {}, "nemotron_h"),

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from heapq import heapreplace
 
 from opatlas.errors import CellError, OpAtlasError
+from opatlas.row.attention import AttentionSizes, attention_sizes
 from opatlas.row.columns import (
     ATTENTION_TYPES,
     DTYPE,
@@ -24,10 +25,8 @@ from opatlas.row.columns import (
 )
 from opatlas.row.communication import is_communication
 from opatlas.row.roofline import (
-    AttentionSizes,
     GroupedSizes,
     Work,
-    attention_sizes,
     grouped_sizes,
     product_sizes,
     row_work,

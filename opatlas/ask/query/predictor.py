@@ -202,7 +202,8 @@ def _key(rows: AnsweringRows, cores: int, used: Mask) -> str:
 def _code() -> str:
     """Returns a digest of the code of features and fits, which have no other version."""
     here = Path(__file__).parent
-    return code_digest([here, here.parents[1] / "row"])
+    # The loads of experts are in `inputs`.
+    return code_digest([here, *(here.parents[1] / name for name in ("row", "run/inputs"))])
 
 
 def _load(path: Path) -> _StoredModel | None:
