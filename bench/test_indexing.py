@@ -156,6 +156,35 @@ def test_scatter_nd_update(row, replay):
     )
 
 
+@replays("ScatterUpdate", npu="torch.Tensor.index_copy_")
+def test_scatter_update(row, replay):
+    """Reads the slots target, numbers of lines, the new lines. The call takes INT64 numbers in one axis."""
+    row.expect_inputs(3)
+    target, lines = row.shape(0), row.shape(1)
+    fits = target and row.shape(2) == (*lines, *target[1:])
+    row.expect(fits, INPUT_SHAPES, "slot 2 must have the axes of slot 1, then those of slot 0 from the second on")
+    numbers = row.indices(1, target[0], distinct=True).reshape(-1)
+    updates = row.tensor(2, shape=(prod(lines), *target[1:]))
+    replay(impl.index_copy_, row.tensor(0), 0, numbers.long(), updates, mutates=[0], expected=formulas.index_copy)
+
+
+@replays("Scatter", npu="torch_npu.scatter_update_")
+def test_scatter(row, replay):
+    """Reads the slots cache, first position of each sequence (B), updates: they differ along the axis of positions."""
+    row.expect_inputs(3)
+    cache, batch, updates = row.shape(0), row.shape(1), row.shape(2)
+    axes = [axis for axis, sizes in enumerate(zip(cache, updates, strict=False)) if sizes[0] != sizes[1]] or [1]
+    axis = axes[0]
+    fits = len(cache) == len(updates) > axis > 0 and len(axes) == 1 and batch == cache[:1]
+    problem = (
+        "slot 2 must be as slot 0 but along one axis, and slot 1 have a position for each line of their first axis"
+    )
+    row.expect(fits, INPUT_SHAPES, problem)
+    positions = row.indices(1, cache[axis] - updates[axis] + 1)
+    arguments = [row.tensor(0), positions, row.tensor(2), axis - len(cache)]
+    replay(impl.scatter_update, *arguments, mutates=[0], expected=formulas.scatter_update)
+
+
 @replays("IndexPutV2", "IndexPutV2AiCore", npu="torch.ops.aten.index_put_.default")
 def test_index_put(row, replay):
     """Reads the slots target, updates, list of indexed axes, strides, an index tensor for each axis.

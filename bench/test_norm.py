@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from opatlas.row.columns import INPUT_SHAPES, OUTPUT_SHAPES
 from opatlas.row.errors import Unsupported
 from opatlas.run.inputs import shape_rules
@@ -33,6 +35,15 @@ def test_add_rms_norm(row, replay):
     row.expect_inputs(3)
     row.sizes("*all,width; *all,width; width")
     replay(impl.add_rms_norm, *row.inputs(), 1e-6, expected=formulas.add_rms_norm)
+
+
+@replays("InplaceAddRmsNorm", npu="torch_npu.npu_add_rms_norm_v2_functional")
+def test_inplace_add_rms_norm(row, replay):
+    """Checks the outputs y, rstd, sum. The call returns rstd first; other kernels copy x1 and x2 before."""
+    row.expect_inputs(3)
+    row.sizes("*all,width; *all,width; width")
+    expected = formulas.inplace_add_rms_norm
+    replay(impl.inplace_add_rms_norm, *row.inputs(), 1e-6, output_slots=[1, 0, 2], expected=expected)
 
 
 @replays("AddRmsNormBias", npu="torch.ops._C_ascend.npu_add_rms_norm_bias")
@@ -150,6 +161,32 @@ def test_reduce_mean(row, replay):
     row.expect(0 not in [row.shape(0)[axis] for axis in axes], INPUT_SHAPES, "slot 0 has no elements, and so no mean")
     x = row.tensor(0)
     replay(impl.mean, x, axes, keepdim, dtype=row.output_dtype(), expected=formulas.reduce_mean)
+
+
+@replays("ReduceAll", npu="torch.all")
+def test_reduce_all(row, replay):
+    """Reads the slots x, axes."""
+    hit, how = _hits(row, "conjunction")
+    replay(impl.all, ~hit, *how, expected=formulas.reduce_all)
+
+
+@replays("ReduceAny", npu="torch.any")
+def test_reduce_any(row, replay):
+    """Reads the slots x, axes."""
+    hit, how = _hits(row, "disjunction")
+    replay(impl.any, hit, *how, expected=formulas.reduce_any)
+
+
+def _hits(row, name):
+    """Returns booleans of which one is true for every second result, and the axes and whether they stay."""
+    row.expect_inputs(1, 2)
+    row.expect_dtype(0, "BOOL")
+    axes, keepdim = _reduction(row, name)
+    kept, reduced = (
+        [size if (axis in axes) is of else 1 for axis, size in enumerate(row.shape(0))] for of in (False, True)
+    )
+    results, members = (impl.arange(math.prod(sizes), device=row.device).reshape(sizes) for sizes in (kept, reduced))
+    return (members == results * 7 % max(math.prod(reduced), 1)) & (results % 2 == 0), (axes, keepdim)
 
 
 @replays("Cumsum", npu="torch.cumsum")

@@ -108,6 +108,32 @@ def scatter_elements(at: At, x: Tensor, axis: int, indices: Tensor, updates: Ten
     return overwrite(at, x, x.dim(), positions, lambda i: values[torch.unravel_index(i, indices.shape)])
 
 
+def _line_places(x: Tensor, axis: int, indices: Tensor, updates: Tensor) -> At:
+    return (indices,)
+
+
+@per_element(exact=True, written=_line_places)
+def index_copy(at: At, x: Tensor, axis: int, indices: Tensor, updates: Tensor) -> Tensor:
+    """Computes y[indices[i]] = updates[i], and x elsewhere."""
+    return overwrite(at, x, 1, indices, lambda *source: updates[source])
+
+
+def _position_places(cache: Tensor, indices: Tensor, updates: Tensor, axis: int) -> At:
+    """Returns the coordinates of all written elements along the axes up to that of the positions."""
+    own = torch.ones(updates.shape[: axis + 1 or None], device=cache.device).nonzero().unbind(-1)
+    return (*own[:-1], own[-1] + indices[own[0]])
+
+
+@per_element(exact=True, written=_position_places)
+def scatter_update(at: At, cache: Tensor, indices: Tensor, updates: Tensor, axis: int) -> Tensor:
+    """Computes y[b, ..., indices[b] + i, ...] = updates[b, ..., i, ...], and the cache elsewhere."""
+    axis += cache.dim()
+    own = at[axis] - indices[at[0]]
+    inside = (own >= 0) & (own < updates.shape[axis])
+    source = (*at[:axis], own * inside, *at[axis + 1 :])
+    return torch.where(inside, updates[source], cache[at])
+
+
 def _row_places(x: Tensor, indices: Tensor, updates: Tensor) -> At:
     return tuple(indices.reshape(-1, indices.shape[-1]).to(torch.int64).T)
 

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from opatlas.run.formula import At, per_element
+from opatlas.run.formula import At, each, per_element
+from opatlas.run.result_check import Formula
 
 
 @per_element(exact=True)
@@ -81,6 +82,20 @@ def concatenate(at: At, tensors: Sequence[Tensor], axis: int) -> Tensor:
         value[inside] = part[tuple(own)]
         start += size
     return value
+
+
+def split_into(count: int) -> Formula:
+    """Makes the formula of a split into so many parts; each begins behind the parts before it."""
+
+    def part(number: int) -> Formula:
+        @per_element(exact=True)
+        def split(at: At, x: Tensor, sizes: Sequence[int], axis: int) -> Tensor:
+            source = (*at[:axis], at[axis] + sum(sizes[:number]), *at[axis + 1 :])
+            return x[source]
+
+        return split
+
+    return each(*map(part, range(count)))
 
 
 @per_element(exact=True)

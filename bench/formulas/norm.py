@@ -53,6 +53,13 @@ def add_rms_norm(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float) -> tuple
 
 
 @per_row("x1", "x2")
+def inplace_add_rms_norm(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the results of `add_rms_norm`, rstd first (aclnnInplaceAddRmsNorm)."""
+    y, rstd = _rms_norm(x1 + x2, gamma, epsilon)
+    return rstd, y, x1 + x2
+
+
+@per_row("x1", "x2")
 def add_rms_norm_bias(
     x1: Tensor, x2: Tensor, gamma: Tensor, beta: Tensor | None, epsilon: float
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -115,6 +122,18 @@ def scaled_masked_softmax(at: At, x: Tensor, mask: Tensor, scale: float, fixed_t
     z = to_float64(x[at[:-1]]) * scale
     z = z.where(~mask.expand(x.shape)[at[:-1]], torch.tensor(-10000.0, dtype=z.dtype, device=z.device))
     return softmax_of(z)[torch.arange(len(z), device=x.device), at[-1]]
+
+
+@per_element(exact=True, terms=_terms)
+def reduce_all(at: At, x: Tensor, axes: Sequence[int], keepdim: bool) -> Tensor:
+    """Returns whether no coordinate along `axes` is false."""
+    return _sum(at, ~x, axes, keepdim) == 0
+
+
+@per_element(exact=True, terms=_terms)
+def reduce_any(at: At, x: Tensor, axes: Sequence[int], keepdim: bool) -> Tensor:
+    """Returns whether a coordinate along `axes` is true."""
+    return _sum(at, x, axes, keepdim) > 0
 
 
 @per_element(terms=_terms)

@@ -23,7 +23,10 @@ _FAMILIES = (
     ("BatchMatMulV2", "BatchMatMulV3", "BatchMatMul"),
     ("DispatchFFNCombine", "DispatchFFNCombineBF16"),
     ("GatherV2", "GatherV3"),
-    # Older toolkits have the forms with fixed axes.
+    # Older toolkits and graphs have the forms with fixed axes.
+    ("ConcatD", "ConcatV2D"),
+    ("PadV3", "Pad"),
+    ("SplitV", "SplitVD", "Split"),
     ("ReduceMean", "ReduceMeanD"),
     ("ReduceSum", "ReduceSumD"),
     ("ScaledMaskedSoftmax", "ScaledMaskedSoftmaxV2"),

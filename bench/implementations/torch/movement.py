@@ -128,6 +128,15 @@ def scatter_nd_update(target: Tensor, indices: Tensor, updates: Tensor) -> Tenso
     return target.index_put_(indices.unbind(-1), updates)
 
 
+def scatter_update(cache: Tensor, indices: Tensor, updates: Tensor, axis: int) -> Tensor:
+    """Writes updates (B, ...) into the cache (B, ...) from position indices (B) of each line on along `axis`."""
+    places = [1] * cache.dim()
+    places[axis] = -1
+    own = torch.arange(updates.shape[axis], device=cache.device).view(places)
+    first = indices.long().view(-1, *[1] * (cache.dim() - 1))
+    return cache.scatter_(axis, (first + own).expand(updates.shape), updates)
+
+
 top_k = torch.topk
 
 

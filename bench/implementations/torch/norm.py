@@ -37,6 +37,12 @@ def add_rms_norm(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float) -> tuple
     return add_rms_norm_bias(x1, x2, gamma, None, epsilon)
 
 
+def inplace_add_rms_norm(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the results of `add_rms_norm`, rstd first."""
+    y, rstd, total = add_rms_norm_bias(x1, x2, gamma, None, epsilon)
+    return rstd, y, total
+
+
 def add_rms_norm_bias(
     x1: Tensor, x2: Tensor, gamma: Tensor, beta: Tensor | None, epsilon: float
 ) -> tuple[Tensor, Tensor, Tensor]:
