@@ -170,18 +170,15 @@ class TimeShare:
         return f"{self.kernel_type} {self.count:,}" + ("" if self.share is None else f" ({percent(self.share)})")
 
 
-def time_shares(
-    counts: Mapping[str, int], time_us: Mapping[str, float | None], total_us: float | None = None
-) -> list[TimeShare]:
+def time_shares(counts: Mapping[str, int], time_us: Mapping[str, float | None]) -> list[TimeShare]:
     """Returns rows or launches by kernel type, the longest device time first.
 
     Args:
         counts: their number.
-        time_us: device time of kernel types; if it is unknown (None) for one of them, no share is known.
-        total_us: the time that shares are of; None: that of `time_us`.
+        time_us: device time of all kernel types; if it is unknown (None) for one of them, no share is known.
     """
     known = {} if None in time_us.values() else {name: us or 0.0 for name, us in time_us.items()}
-    total_us = sum(known.values()) if total_us is None else total_us
+    total_us = sum(known.values())
     order = sorted(counts, key=lambda name: (-known.get(name, 0.0), -counts[name], name))
     times = [known.get(name, 0.0) for name in order]
     return [

@@ -153,7 +153,7 @@ def _answer_file(database: OpenDatabase, kernel_type: str, file: Path, implement
     questions = read_frame(file, kernel_type)
     answers = database.query_many(kernel_type, questions, implementation=implementation)
     table = pd.concat([questions.drop(columns=list(ANSWER_COLUMNS), errors="ignore"), answers], axis=1)
-    shown = ("Input Shapes", "Expert Load", *ANSWER_COLUMNS[:5])
+    shown = ("Input Shapes", "Expert Load", *ANSWER_COLUMNS[:5], "Note")
     columns = [
         Column(name, microseconds if name in ANSWER_COLUMNS[:3] else str, wide=name not in shown)
         for name in map(str, table.columns)

@@ -7,7 +7,6 @@ one step: after a crash there is the old file or the new one.
 from __future__ import annotations
 
 import contextlib
-import csv
 import errno
 import fcntl
 import io
@@ -30,7 +29,7 @@ from opatlas.files import open_safely, safe_file
 from opatlas.row.columns import insert_columns
 from opatlas.row.communication import row_kind
 from opatlas.row.table import RowTable
-from opatlas.text import SAVE_OR_RESTORE, printable_lines, undecodable_cell
+from opatlas.text import SAVE_OR_RESTORE, undecodable_cell
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -330,23 +329,6 @@ class TableEdit:
                 chunks = [*column.chunks, *(each.cast(column.type) for each in added if self._appended)]
                 columns[name] = pa.chunked_array(chunks, column.type)
         return RowTable(table.kernel_type, path, pa.table(columns))
-
-
-def write_rows(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Writes a small CSV file, such as a report, in one step. Raises OpAtlasError."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(map(_printable_cells, rows))
-    write_text(path, text.getvalue())
-
-
-def _printable_cells(row: Sequence[object]) -> Sequence[object]:
-    """Escapes control characters, which a terminal would execute."""
-    # Nearly all rows have none, which one look at a row shows.
-    if "".join(map(str, row)).isprintable():
-        return row
-    return [printable_lines(cell) if isinstance(cell, str) else cell for cell in row]
 
 
 def write_bytes(path: Path, content: bytes) -> None:

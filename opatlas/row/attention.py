@@ -230,7 +230,6 @@ class AttentionSizes(NamedTuple):
         value_size: the elements of a head of the values, and of the result.
         latent: whether the values are parts of the keys, as in multi-head latent attention.
         pages: of the block table; 0 without one.
-        causal: whether a query reads the keys before it only.
         lengths: how many sequences have as many queries and keys.
         cache_share: the bytes of an element of keys and values, as a share of those of a query.
     """
@@ -245,7 +244,6 @@ class AttentionSizes(NamedTuple):
     value_size: int
     latent: bool
     pages: int
-    causal: bool
     lengths: Mapping[tuple[int, int], int]
     cache_share: float = 1.0
 
@@ -308,7 +306,6 @@ def attention_sizes(kernel_type: str, inputs: Sequence[Slot], cells: Mapping[str
         value_size=query[-1] * of_value // of_key if of_key and of_value and not rope else query[-1],
         latent=bool(rope),
         pages=math.prod(table) if table else 0,
-        causal=causal,
         lengths=Counter(zip(of_queries, of_keys, strict=False)),
         cache_share=cached.bytes / own.bytes if own and cached and own.bytes else 1.0,
     )
@@ -321,10 +318,8 @@ def _ring_sizes(inputs: Sequence[Slot]) -> AttentionSizes | None:
     (queries, heads, size), rope, (keys, kv_heads, _) = (inputs[i].shape for i in range(_RING_KEY + 1))
     causal = len(inputs) > _RING_MASK and bool(inputs[_RING_MASK].shape)
     pairs = queries * keys - (queries * (queries - 1) // 2 if causal else 0)
-    lengths = {(queries, keys): 1}
-    return AttentionSizes(
-        1, queries, keys, max(pairs, 1), heads, kv_heads, size + rope[-1], size, False, 0, causal, lengths
-    )
+    sizes = (heads, kv_heads, size + rope[-1], size, False, 0, {(queries, keys): 1})
+    return AttentionSizes(1, queries, keys, max(pairs, 1), *sizes)
 
 
 def _keys_of_each(cells: Mapping[str, str], inputs: Sequence[Slot], table: Sequence[int], count: int) -> int:

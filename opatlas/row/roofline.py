@@ -140,15 +140,6 @@ def tensor_bytes(slots: Sequence[Slot]) -> int | None:
     return sum(math.prod(shape) * dtype.bytes for shape, dtype in zip(shapes, dtypes, strict=True) if dtype)
 
 
-def row_bytes(kernel_type: str, cells: Mapping[str, str]) -> int | None:
-    """Returns the bytes of all tensors of a row; None if its cells do not say."""
-    try:
-        inputs, outputs = row_slots(kernel_type, cells)
-    except CellError:
-        return None
-    return tensor_bytes((*inputs, *outputs))
-
-
 def moved_bytes(kernel_type: str, inputs: Sequence[Slot], outputs: Sequence[Slot]) -> int | None:
     """Returns the bytes of all inputs and outputs; None if the kernel may not read and write each element once."""
     if base_type(kernel_type) not in PRODUCTS | ARITHMETIC | _STREAMING or not inputs or not outputs:
@@ -311,7 +302,7 @@ def row_sizes(kernel_type: str, cells: Mapping[str, str]) -> dict[str, object]:
         found = {**grouped._asdict(), "operations": 2 * grouped.m * grouped.n * grouped.k}
     elif attention is not None:
         found = {**attention._asdict(), "operations": attention.operations}
-        del found["causal"], found["lengths"]
+        del found["lengths"]
     first = next((slot for slot in inputs if not slot.absent), None)
     if first is not None:
         found |= {"dtype": first.dtype, "format": first.format}

@@ -195,6 +195,17 @@ def test_an_answer_says_whether_its_row_is_a_composition(
     assert answers["Composition"].tolist() == [COMPOSITION_WORDS[composed]]
 
 
+def test_rows_of_the_dtypes_that_are_asked_predict_before_faster_ones_of_others(tmp_path: Path) -> None:
+    sizes = [(m, 512, 1024) for m in (8, 16, 32)]
+    write_table(tmp_path, "MatMulV2", product_rows(sizes, us=[12.0, 13.0, 14.0]))
+    other = product_rows(sizes, us=[3.0, 3.5, 4.0]).assign(**{"Input Data Types": "INT8;INT8"})
+    write_table(tmp_path / "implementations" / "mine-1.0", "MatMulV2", other)
+    database, asked = opatlas.open(tmp_path), product_rows([(24, 512, 1024)], us=[0.0])
+    answers = database.query_many("MatMulV2", asked)
+    assert (answers["Duration(us)"][0] > 10, answers["Note"][0]) == (True, "")
+    assert "dtypes" in database.query_many("MatMulV2", asked, implementation="mine")["Note"][0]
+
+
 def test_the_fastest_implementation_answers_unless_one_is_named(tmp_path: Path) -> None:
     write_table(tmp_path, "MatMulV2", product_rows([(16, 512, 1024)], us=[12.5]))
     write_table(tmp_path / "implementations" / "mine-1.0", "MatMulV2", product_rows([(16, 512, 1024)], us=[9.0]))

@@ -139,13 +139,14 @@ def _in_fp8(call: Attention, caches: tuple[Tensor, ...], layout: str) -> Prepare
     """Returns the call of TensorRT-LLM's kernel for one query of each sequence, which multiplies in FP8."""
     q, table = call.query, call.block_table
     assert table is not None
-    out, lengths = torch.empty_like(q), int32(call.actual_seq_lengths_kv, q.device)
+    out, lengths = q.new_empty(q.shape), int32(call.actual_seq_lengths_kv, q.device)
     # The kernel finds zeros at its first call, and leaves them.
     space = torch.zeros(_WORKSPACE, dtype=torch.uint8, device=q.device)
     sizes = (max(call.actual_seq_lengths_kv), call.scale, 1.0)
     how: dict[str, Any] = {"out": out, "kv_layout": layout, "backend": "xqa", "enable_pdl": False}
     decode, blocks = flashinfer.decode.trtllm_batch_decode_with_kv_cache, table.int().contiguous()
-    return launched(lambda: decode(q, caches, space, blocks, lengths, *sizes, **how), out)
+    # The kernel reads queries one after the other; those of a step are columns of a product.
+    return launched(lambda: decode(q.contiguous(), caches, space, blocks, lengths, *sizes, **how), out)
 
 
 def _latent(call: Attention, query_rope: Tensor, key_rope: Tensor, pages: _Pages) -> Prepared:

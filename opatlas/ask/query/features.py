@@ -234,10 +234,11 @@ def _split_tiles(sizes: AttentionSizes, cores: int) -> tuple[_Tiles, int, int]:
 def _tiles_of_prompts(sizes: AttentionSizes, cores: int) -> tuple[_Tiles, int, int]:
     """Returns the tiles of prompts, those that run at once, and the most tiles of a prompt."""
     block, found = _BLOCK_OF_PAGES if sizes.pages else _BLOCK, []
+    causal = sizes.pairs < sum(queries * keys * count for (queries, keys), count in sizes.lengths.items())
     for (queries, keys), count in sorted(sizes.lengths.items(), key=lambda each: -each[0][1]):
         rows = max(_ROWS, -(-queries // _MOST_TILES))
         first, ends = keys - queries, range(-(-queries // rows) * rows, 0, -rows)
-        reads = [min(keys, first + end) if sizes.causal else keys for end in ends]
+        reads = [min(keys, first + end) if causal else keys for end in ends]
         found.append((count * sizes.heads, [_in_blocks(max(each, 1), block) * rows // _ROWS for each in reads]))
     return found, cores, max(len(keys) for _, keys in found)
 

@@ -49,7 +49,7 @@ FASTEST = "fastest"
 #: The columns of `OpenDatabase.query_many`.
 ANSWER_COLUMNS = (
     *("Duration(us)", "Low(us)", "High(us)", "How", "Implementation", col.QUALITY, col.RUN_ID, "Composition"),
-    *("Device", col.CACHE_STATE, col.INSTRUMENT, "Machines", "Source"),
+    *("Device", col.CACHE_STATE, col.INSTRUMENT, "Machines", "Source", "Note"),
 )
 #: Of these the ones that all rows of an implementation tell of a prediction, by their names in `QueryResult`.
 _COMMON = {"device": "Device", "cache": col.CACHE_STATE, "instrument": col.INSTRUMENT, "source": "Source"}
@@ -155,10 +155,7 @@ class ImplementationAnswers:
                 else f"{kernel_type}: the rows of {rows.label} do not answer this call: check that its shapes fit "
                 f"together, or measure it"
             )
-        has_dtypes = is_communication(kernel_type) or rows.has_dtypes(cells)
-        other = "" if has_dtypes else "no row has these dtypes"
-        other_load = bool(cells.get(col.EXPERT_LOAD)) and not predictor.has_alike(cells)
-        of_load = "few rows have this load: from others too" if other_load else ""
+        unlike = self._unlike(rows, name, cells)
         unknown = UNKNOWN_COMPOSITION if rows.common["composed"] is None else ""
         why = _why(stored) if stored else prediction.note
         return QueryResult(
@@ -168,12 +165,21 @@ class ImplementationAnswers:
             kernel_type,
             rows.label,
             prediction.rows,
-            note="; ".join(filter(None, (why, other, of_load, note, unknown))),
-            other_dtypes=not has_dtypes,
-            other_load=other_load,
+            note="; ".join(filter(None, (why, *unlike.values(), note, unknown))),
+            other_dtypes=bool(unlike["dtypes"]),
+            other_load=bool(unlike["load"]),
             rivals=() if stored is None else (self._of_row(rows, stored),),
             **rows.common,
         )
+
+    def _unlike(self, rows: AnsweringRows, name: str, cells: Mapping[str, str]) -> Mapping[str, str]:
+        """Returns in what the rows of an implementation are unlike a call that they predict: its dtypes, its load."""
+        has_dtypes = is_communication(rows.kernel_type) or rows.has_dtypes(cells)
+        has_load = not cells.get(col.EXPERT_LOAD) or self.predictor(rows.kernel_type, name).has_alike(cells)
+        return {
+            "dtypes": "" if has_dtypes else "no row has these dtypes",
+            "load": "" if has_load else "few rows have this load: from others too",
+        }
 
     def _answering_rows(self, kernel_type: str, name: str) -> AnsweringRows:
         """Returns the rows of an implementation. Raises NoAnswer without rows."""
@@ -228,7 +234,7 @@ class ImplementationAnswers:
         )
         row_us = stored["Duration(us)"].reindex(range(len(frame))).to_numpy(dtype=np.float64)
         cells: dict[int, Mapping[str, str]] = {}
-        predicted = []
+        alike, others = list[pd.DataFrame](), list[pd.DataFrame]()
         for name, rows in tables.items():
             asked = np.flatnonzero(places[name] < 0).tolist() if len(rows) else []
             if asked and rows.refused:
@@ -236,8 +242,9 @@ class ImplementationAnswers:
                 asked = [i for i, own in zip(asked, owns, strict=True) if own not in rows.refused]
             unread = [i for i in asked if i not in cells]
             cells |= dict(zip(unread, row_cells(frame.iloc[unread]), strict=True))
-            # A prediction from rows of other dtypes goes before no stored row.
-            where = [i for i in asked if np.isnan(row_us[i]) or rows.has_dtypes(cells[i])]
+            unlike = {i: self._unlike(rows, name, cells[i]) for i in asked}
+            # A prediction from rows of other dtypes goes before no stored row, and behind other predictions.
+            where = [i for i in asked if np.isnan(row_us[i]) or not unlike[i]["dtypes"]]
             found = self.predictor(kernel_type, name).predict([cells[i] for i in where]) if where else []
             leading = {
                 i: (each.duration_us, *each.interval_us, each.how.value, rows.label)
@@ -247,8 +254,12 @@ class ImplementationAnswers:
             if leading:
                 common = {_COMMON[fact]: word for fact, word in rows.common.items() if fact in _COMMON}
                 table = pd.DataFrame.from_dict(leading, orient="index", columns=list(ANSWER_COLUMNS[:5]))
-                predicted.append(table.assign(**common, Composition=COMPOSITION_WORDS[rows.common["composed"]]))
-        best = pd.concat([_fastest(predicted), stored]).groupby(level=0).head(1)
+                notes = ["; ".join(filter(None, unlike[i].values())) for i in leading]
+                table = table.assign(**common, Composition=COMPOSITION_WORDS[rows.common["composed"]], Note=notes)
+                is_other = np.array([bool(unlike[i]["dtypes"]) for i in leading])
+                alike += [table[~is_other]] if not is_other.all() else []
+                others += [table[is_other]] if is_other.any() else []
+        best = pd.concat([_fastest(alike), stored, _fastest(others)]).groupby(level=0).head(1)
         best = best.reindex(index=range(len(frame)), columns=list(ANSWER_COLUMNS))
         words = {name: best[name].astype(object).fillna("") for name in ANSWER_COLUMNS[3:]}
         answers: pd.DataFrame = best.assign(**words).set_axis(frame.index)
@@ -312,7 +323,8 @@ def _fastest(tables: Iterable[pd.DataFrame]) -> pd.DataFrame:
 def best_answer(names: Iterable[str], answer: Callable[[str], QueryResult]) -> QueryResult:
     """Returns the best answer of some implementations, with the others as its rivals.
 
-    It is the fastest stored row, unless a prediction `leads` it; without stored rows the fastest prediction.
+    It is the fastest stored row, unless a prediction `leads` it; without stored rows the fastest prediction, those from
+    rows with the dtypes and the load of the question first.
 
     Raises:
         NoAnswer: none has an answer.
@@ -329,7 +341,7 @@ def best_answer(names: Iterable[str], answer: Callable[[str], QueryResult]) -> Q
     ranked = sorted(found, key=lambda each: each.duration_us)
     row = next((each for each in ranked if each.how is How.MEASURED), None)
     if row is None:
-        best = ranked[0]
+        best = min(ranked, key=lambda each: (each.other_dtypes, each.other_load))
     else:
         faster = (
             each for each in ranked if not each.other_dtypes and leads(each.how, each.interval_us, row.duration_us)

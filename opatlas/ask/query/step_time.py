@@ -63,7 +63,7 @@ class StepConstants:
 
 #: By the name of a device, in the order of the fields.
 CONSTANTS: Mapping[str, StepConstants] = {
-    "NVIDIA_H200": StepConstants(0.327, 32.8, 0.272, 0.0126, 0.0282, 3.69, 0.272, 0.318, 0.015, 0.384)
+    "NVIDIA_H200": StepConstants(0.341, 32.8, 0.287, 0.0077, 0.0318, 3.69, 0.264, 0.317, 0.018, 0.394)
 }
 
 

@@ -384,15 +384,12 @@ def open_msprof(kind: str, settings: MeasureSettings) -> MarkedLaunches:
 
 
 #: Pause between two questions whether the throttling has ended, in seconds, and the most pauses of a row. A power cap
-#: from an earlier row ends within tenths of a second. A longer cap comes from the row itself: large matrix products
-#: reach the power limit, and heat stays for hours.
-_PAUSE_S = 0.005
-_MOST_PAUSES = 100
+#: of an earlier row ends within tenths of a second; a longer one comes from the row itself.
+_PAUSE_S, _MOST_PAUSES = 0.005, 100
 #: Samples that take longer together throttle the device themselves. On two H200s 84 of 87 of these rows throttled it
 #: again after a wait; of 108 rows whose samples took less than 100 ms, 3.
 _OWN_THROTTLING_US = 150_000
-#: For some hundredths of a second behind so long samples the clocks may be low, which the device does not tell yet: on
-#: an H200 a fifth of the rows that began within 60 ms took a quarter longer, and none later.
+#: Behind so long samples an H200 does not tell of low clocks: a fifth of the rows within 60 ms took a quarter longer.
 _HEATING_US, _REST_S = 15_000, 0.06
 
 
@@ -422,15 +419,12 @@ class UnthrottledInstrument:
         self.wrapped = instrument
         self._throttles = throttles
         self._sleep = sleep
-        self._before_us = 0.0
 
     def sample(self, call: Callable[[], object], before_each: Callable[[], None] | None, rule: Rule) -> Samples:
         """Takes samples as `Instrument.sample` does, without samples of a throttled device.
 
         The notes count discarded samples; `throttled` refers to the kept samples.
         """
-        if self._before_us > _HEATING_US:
-            self._sleep(_REST_S)
         pauses = [_PAUSE_S] * _MOST_PAUSES
         dropped, reasons = 0, self._wait(pauses)
         samples = self.wrapped.sample(call, before_each, rule)
@@ -442,7 +436,8 @@ class UnthrottledInstrument:
             reasons = self._wait(pauses) if sum(samples.durations_us) < _OWN_THROTTLING_US else ()
             samples = self.wrapped.sample(call, before_each, again)
             reasons = self._throttles() or reasons
-        self._before_us = sum(samples.durations_us)
+        if sum(samples.durations_us) > _HEATING_US:
+            self._sleep(_REST_S)
         were = "sample was" if dropped == 1 else "samples were"
         notes = [f"{dropped} {were} dropped: the device was throttled"] if dropped else []
         throttled = f"the device was throttled ({', '.join(reasons)})" if reasons else ""
