@@ -105,6 +105,14 @@ def test_muls(row, replay):
     replay(impl.mul, row.tensor(0), 2.0, expected=formulas.multiply)
 
 
+@replays("muls_add_kernel", npu="torch.ops.vllm.muls_add")
+def test_muls_add(row, replay, custom_opp):
+    """Reads the slots x, y, of which x is scaled; the capture of a Triton kernel may have the result, too."""
+    row.expect_inputs(2, 3)
+    row.sizes("*all; *all")
+    replay(impl.muls_add, row.tensor(0), row.tensor(1), 2.5, expected=formulas.muls_add)
+
+
 @replays("Pows", "PowsAiCore", npu="torch.pow")
 def test_pows(row, replay):
     base, exponent = row.operands((0.1, 2.0), (1.1, 1.9))

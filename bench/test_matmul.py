@@ -45,6 +45,15 @@ def test_batch_matmul(row, replay):
     replay(impl.batch_matmul, a, b, output_slots=_output_slots(row, a), expected=formulas.batch_matmul)
 
 
+@replays("batch_matmul_transpose_0", "batch_matmul_transpose", npu="torch.ops._C_ascend.batch_matmul_transpose")
+def test_batch_matmul_transpose(row, replay, custom_opp):
+    """Reads the slots x (tokens, heads, K), weight (heads, K, N), perhaps the result (tokens, heads, N)."""
+    row.expect_inputs(2, 3)
+    row.sizes("tokens,heads,k; heads,k,n -> tokens,heads,n")
+    expected, operands = formulas.batch_matmul_transpose, (row.tensor(0), row.tensor(1), row.destination())
+    replay(impl.batch_matmul_transpose, *operands, overwrites=[2], expected=expected)
+
+
 @replays("TransposeBatchMatMul", npu="torch_npu.npu_transpose_batchmatmul")
 def test_transpose_batch_matmul(row, replay):
     """Reads x1 (B, M, K) or (M, B, K), and x2 (B, K, N) or (B, N, K), for a result (M, B, N).

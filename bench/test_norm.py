@@ -37,13 +37,14 @@ def test_add_rms_norm(row, replay):
     replay(impl.add_rms_norm, *row.inputs(), 1e-6, expected=formulas.add_rms_norm)
 
 
-@replays("InplaceAddRmsNorm", npu="torch_npu.npu_add_rms_norm_v2_functional")
+@replays("InplaceAddRmsNorm", npu="torch_npu.npu_add_rms_norm_v2")
 def test_inplace_add_rms_norm(row, replay):
-    """Checks the outputs y, rstd, sum. The call returns rstd first; other kernels copy x1 and x2 before."""
+    """Writes y over x1 and the sum over x2; the call returns rstd."""
     row.expect_inputs(3)
     row.sizes("*all,width; *all,width; width")
-    expected = formulas.inplace_add_rms_norm
-    replay(impl.inplace_add_rms_norm, *row.inputs(), 1e-6, output_slots=[1, 0, 2], expected=expected)
+    x1, x2, gamma = row.inputs()
+    how = {"mutates": ["x1", "x2"], "output_slots": {"x1": 0, 0: 1, "x2": 2}, "expected": formulas.add_rms_norm}
+    replay(impl.inplace_add_rms_norm, x1=x1, x2=x2, gamma=gamma, epsilon=1e-6, **how)
 
 
 @replays("AddRmsNormBias", npu="torch.ops._C_ascend.npu_add_rms_norm_bias")

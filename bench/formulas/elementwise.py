@@ -30,6 +30,7 @@ def _floor_of_quotient(x: Any, y: Any) -> Tensor:
 add = _pointwise("add", lambda x, y: x + y)
 subtract = _pointwise("subtract", lambda x, y: x + -1 * y)
 multiply = _pointwise("multiply", lambda x, y: x * y)
+muls_add = _pointwise("muls_add", lambda x, y, scale: _real(x) * scale + _real(y))
 divide = _pointwise("divide", lambda x, y: _real(x) * (1 / _real(y)))
 floor_divide = _pointwise("floor_divide", lambda x, y: _floor_of_quotient(x, y))
 #: x - y floor(x / y), with the sign of y.

@@ -33,6 +33,13 @@ def batch_matmul(at: tuple[Tensor, ...], a: Tensor, b: Tensor) -> Tensor:
     return (to_float64(a[of_row]) * to_float64(b.mT[of_column])).sum(dim=-1)
 
 
+@per_element(terms=lambda x, *_: x.shape[-1])
+def batch_matmul_transpose(at: tuple[Tensor, ...], x: Tensor, weight: Tensor, result: Tensor) -> Tensor:
+    """Computes y[t, h, n] = sum over k of x[t, h, k] w[h, k, n] (vllm-ascend, csrc/batch_matmul_transpose)."""
+    t, h, n = at
+    return sum_of_products(x[t, h], weight.mT[h, n])
+
+
 @per_element(terms=_common_length)
 def transpose_batch_matmul(
     at: tuple[Tensor, ...],

@@ -53,13 +53,6 @@ def add_rms_norm(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float) -> tuple
 
 
 @per_row("x1", "x2")
-def inplace_add_rms_norm(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the results of `add_rms_norm`, rstd first (aclnnInplaceAddRmsNorm)."""
-    y, rstd = _rms_norm(x1 + x2, gamma, epsilon)
-    return rstd, y, x1 + x2
-
-
-@per_row("x1", "x2")
 def add_rms_norm_bias(
     x1: Tensor, x2: Tensor, gamma: Tensor, beta: Tensor | None, epsilon: float
 ) -> tuple[Tensor, Tensor, Tensor]:

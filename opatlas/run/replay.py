@@ -87,7 +87,7 @@ class Replay:
         expected: Formula,
         mutates: Sequence[int | str] = (),
         overwrites: Sequence[int | str] = (),
-        output_slots: Sequence[int | None] | Mapping[int, int] | None = None,
+        output_slots: Sequence[int | None] | Mapping[int | str, int] | None = None,
         **keywords: Any,
     ) -> None:
         """Measures `impl(*arguments, **keywords)` and checks the results.
@@ -102,8 +102,8 @@ class Replay:
             overwrites: positions or names of arguments that the kernel only writes; their values are not restored. If
                 the kernel returns None and mutates nothing, these tensors are the results.
             output_slots: the row's output slot of each result in order, None for a result that the row does not list;
-                further results are ignored. A mapping gives the slots of selected results by position. Default: the
-                first slots.
+                further results are ignored. A mapping gives the slots of selected results by position, and of changed
+                arguments by name. Default: the first slots.
 
         Raises:
             InvalidRow: the results have other shapes or dtypes than the row.
@@ -141,7 +141,7 @@ class Replay:
 
         def results(of: Results) -> Results:
             if isinstance(output_slots, Mapping):
-                return tuple(of[place] for place in output_slots)
+                return tuple(call.inputs[place] if isinstance(place, str) else of[place] for place in output_slots)
             return of if output_slots is None else of[: len(output_slots)]
 
         warm_until = monotonic() + _WARM_UP_S

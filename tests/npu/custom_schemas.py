@@ -30,6 +30,9 @@ SCHEMAS = {
             bool return_softmax_lse=False)
             -> (Tensor attention_out, Tensor softmax_max, Tensor softmax_sum)
 
+        batch_matmul_transpose(Tensor tensor_a, Tensor tensor_b, Tensor(a!) tensor_c, str? format_mode=None,
+            str? quant_mode=None) -> ()
+
         npu_apply_top_k_top_p(Tensor logits, Tensor? p=None, Tensor? k=None) -> Tensor
 
         dispatch_ffn_combine(Tensor x, Tensor[] weight1, Tensor[] weight2, Tensor expert_idx,
@@ -46,6 +49,8 @@ SCHEMAS = {
             Tensor k_weight, SymInt q_hidden_size, SymInt kv_hidden_size, SymInt head_dim, float eps,
             Tensor? q_bias=None, Tensor? k_bias=None)
             -> (Tensor, Tensor, Tensor)
+
+        muls_add(Tensor x, Tensor y, float scale) -> Tensor
 
         npu_rotary_embedding(Tensor positions, Tensor query, Tensor key, Tensor cos_sin_cache,
             SymInt head_size, SymInt rotary_dim, bool is_neox_style, Tensor? offsets=None)

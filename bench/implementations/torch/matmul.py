@@ -28,6 +28,11 @@ def batch_matmul(a: Tensor, b: Tensor) -> Tensor:
     return torch.matmul(a, b)
 
 
+def batch_matmul_transpose(x: Tensor, weight: Tensor, result: Tensor) -> None:
+    """Writes the products of (T, heads, K) and (heads, K, N) into (T, heads, N)."""
+    torch.bmm(x.transpose(0, 1), weight, out=result.transpose(0, 1))
+
+
 def transpose_batch_matmul(
     input: Tensor,  # noqa: A002 (the NPU call's name)
     weight: Tensor,

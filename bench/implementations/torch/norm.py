@@ -23,6 +23,11 @@ def rms_norm(x: Tensor, gamma: Tensor, *, epsilon: float) -> tuple[Tensor, Tenso
     return (wide * rstd).mul_(gamma).to(x.dtype), rstd
 
 
+def muls_add(x: Tensor, y: Tensor, scale: float) -> Tensor:
+    """Returns x scale + y."""
+    return torch.add(y, x, alpha=scale)
+
+
 def rms_norm_backward(dy: Tensor, x: Tensor, gamma: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
     """Returns gradients of x (..., D) and, in float32, of gamma (D,), from the gradient of y and from rstd (..., 1)."""
     normalized, grad = x * rstd, dy.float()
@@ -37,10 +42,12 @@ def add_rms_norm(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float) -> tuple
     return add_rms_norm_bias(x1, x2, gamma, None, epsilon)
 
 
-def inplace_add_rms_norm(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the results of `add_rms_norm`, rstd first."""
+def inplace_add_rms_norm(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float) -> Tensor:
+    """Returns rstd; writes y of `add_rms_norm` over x1, and the sum over x2."""
     y, rstd, total = add_rms_norm_bias(x1, x2, gamma, None, epsilon)
-    return rstd, y, total
+    x1.copy_(y)
+    x2.copy_(total)
+    return rstd
 
 
 def add_rms_norm_bias(
