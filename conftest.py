@@ -2,7 +2,10 @@
 
 from importlib.util import find_spec
 
-_NEEDED = ("cyclopts", "filelock", "msgspec", "numpy", "pandas", "platformdirs", "pyarrow", "rich", "threadpoolctl")
+_NEEDED = (
+    *("cyclopts", "filelock", "msgspec", "numpy", "packaging", "pandas", "platformdirs", "pyarrow"),
+    *("rich", "threadpoolctl", "yaml"),
+)
 
 if _MISSING := [name for name in _NEEDED if find_spec(name) is None]:
     raise SystemExit(

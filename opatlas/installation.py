@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 PACKAGE = Path(__file__).resolve().parent
 #: The root of the checkout; None for a wheel, which has bench/, plugins/ and shapes/ inside the package.
 CHECKOUT = None if (PACKAGE / "bench").is_dir() else PACKAGE.parent
+#: The databases in a wheel. Those of a checkout are in the folder that sessions write.
+SHIPPED_DATABASES = PACKAGE / "database"
 
 
 def databases_root() -> Path:

@@ -11,7 +11,7 @@ from doc_commands import ROOT
 
 from opatlas.data import journal
 from opatlas.data.database import PRUNED_REASON, Database
-from opatlas.data.manifest import Manifest
+from opatlas.data.manifest import VERSION, Manifest
 from opatlas.row import columns as schema
 from opatlas.row.columns import PIPE_UTILIZATION
 from opatlas.row.communication import COLLECTIVES, TIERS
@@ -48,6 +48,10 @@ def words(text: str) -> set[str]:
 def test_the_tables_of_columns_are_those_of_the_code() -> None:
     named = first_cells(PAGE, "column")
     assert sorted(named) == sorted(COLUMNS)
+
+
+def test_the_page_says_its_version() -> None:
+    assert f"is version {VERSION}." in section("Version of the schema")
 
 
 def test_required_columns_are_marked() -> None:
@@ -87,7 +91,7 @@ def test_folders_next_to_the_csvs() -> None:
     database = Database(ROOT)
     folders = (getattr(database, name) for name in dir(Database) if name.endswith("_dir"))
     own = {folder.name for folder in folders if isinstance(folder, Path)}
-    assert set(first_cells(section("Folders"), "folder")) == {f"{name}/" for name in {*own, "constraints"}}
+    assert set(first_cells(section("Folders"), "folder")) == {f"{name}/" for name in own}
     assert PRUNED_REASON in section("Folders")
 
 

@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[1]
 OWN_KERNELS = ROOT / "docs" / "implementations.md"
 #: The heading above the files and commands of a project without a checkout.
 OWN_PROJECT = "## A replay in your project"
+DATABASES = ROOT / "database" / "data"
 SHIPPED = ("opatlas", "bench", "plugins", "shapes")
 HEADER = "Input Shapes,Input Data Types,Input Formats,Output Shapes,Output Data Types,Output Formats"
 #: Whoever imports one of these imports the wrong thing.
@@ -58,6 +59,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source, made = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     for name in SHIPPED:
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(DATABASES, source / "database" / "data")
+    journal = source / "database" / "data" / "NVIDIA_H200" / "nccl" / "2.28.9" / "journal"
+    journal.mkdir(exist_ok=True)
+    (journal / "database.lock").touch()
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     build = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
@@ -115,7 +120,16 @@ def test_the_wheel_has_every_file_of_the_package_and_no_generic_names(wheel: Pat
             if path.is_file() and "__pycache__" not in path.parts:
                 name = path.relative_to(ROOT).as_posix()
                 expected.add(name if folder == "opatlas" else f"opatlas/{name}")
-    assert {name for name in names if ".dist-info" not in name} == expected
+    assert {name for name in names if ".dist-info" not in name and "/database/" not in name} == expected
+
+
+def test_the_wheel_has_the_databases_and_is_small(wheel: Path) -> None:
+    with ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if name.startswith("opatlas/database/")}
+    tables = {f"opatlas/database/{path.relative_to(DATABASES)}" for path in DATABASES.rglob("*.csv")}
+    assert {name for name in names if name.endswith(".csv")} == tables
+    assert not [name for name in names if "/journal/" in name]
+    assert wheel.stat().st_size < 6e6
 
 
 def test_rows_are_replayed_in_a_folder_with_modules_of_the_users_own(installed: Installed) -> None:
@@ -211,10 +225,8 @@ def test_the_base_install_takes_captures_in_and_combines_and_shows_and_plots(bas
     assert (base.user / "site" / "index.html").is_file()
 
 
-def test_the_public_names_import_without_the_extra(base: Installed) -> None:
-    """With the first block of docs/query.md; tests/test_docs_python.py runs all of them."""
-    of_user = base.user / "home" / ".local" / "share" / "opatlas" / "database"
-    shutil.copytree(ROOT / "database" / "data" / "NVIDIA_H200", of_user / "NVIDIA_H200")
+def test_the_public_names_import_and_answer_without_the_extra(base: Installed) -> None:
+    """From a database of the wheel, with the first block of docs/query.md."""
     page = (ROOT / "docs" / "query.md").read_text("utf-8")
     block = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)[0]
     of_torch = {"per_element", "per_row", "pointwise", "use"}
@@ -222,3 +234,13 @@ def test_the_public_names_import_without_the_extra(base: Installed) -> None:
     done = base.run_script(script)
     assert done.returncode == 0, done.stderr
     assert "torch on NVIDIA_H200" in done.stdout
+
+
+def test_a_python_without_the_dependencies_gets_a_line_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(SystemExit, match="make bench") as raised:
+        exec((ROOT / "conftest.py").read_text("utf-8"), {})
+    line = str(raised.value)
+    named = re.findall(r'^    "(\w+)>=', (ROOT / "pyproject.toml").read_text("utf-8").partition("\n]")[0], re.MULTILINE)
+    assert named
+    assert [name for name in named if name.removeprefix("py") not in line] == []

@@ -29,6 +29,7 @@ _COLLECT_AFTER = 500_000
 BUILT_IN = {
     "ingest": Command("Rows", "bring captures, and lengths of attention, into a database", "opatlas.cli.ingest:ingest"),
     "shapes": Command("Rows", "add theory rows of models to the database", tests="shapes"),
+    "fetch": Command("Rows", "install databases from a file or a server", "opatlas.cli.fetch:fetch"),
     "combine": Command("Rows", "combine databases that were measured separately", "opatlas.cli.combine:combine"),
     "export": Command("Rows", "write the rows for other tools: Parquet, CSV", "opatlas.cli.query:export"),
     "bench": Command("Measure", "replay the rows of the database on a device", tests="bench"),

@@ -60,7 +60,7 @@ def show(
         expect_database(database)
         found = read_overview(Database(database))
         return Result(list(_page(found)), json=asdict(found), problems=found.problems)
-    every = [read_overview(Database(each)) for each in list_databases(ROOT)]
+    every = [read_overview(Database(each)) for each in list_databases()]
     problems = [problem for each in every for problem in each.problems]
     return Result([_list(every)], json=[asdict(each) for each in every], problems=problems)
 
@@ -112,10 +112,11 @@ def _others(found: Overview) -> list[str]:
 
 def _list(found: Sequence[Overview]) -> Table:
     rows = [
-        (str(Path(each.path).relative_to(ROOT)), *(each.total(what) or None for what in _NUMBERS[:4]), _day(each))
+        ("/".join(Path(each.path).parts[-3:]), *(each.total(what) or None for what in _NUMBERS[:4]), _day(each))
         for each in found
     ]
-    return Table(("database", *_NUMBERS[:4], "newest"), rows, str(ROOT))
+    roots = ", ".join(dict.fromkeys(str(Path(each.path).parents[2]) for each in found))
+    return Table(("database", *_NUMBERS[:4], "newest"), rows, roots or str(ROOT))
 
 
 def _counts(counts: Mapping[str, int], unit: str) -> str:

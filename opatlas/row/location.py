@@ -1,6 +1,7 @@
 """The folder of a database: `{root}/{device}/{stack}/{version_dir}`.
 
-The root is `database/data` of a checkout; for a wheel it is `opatlas/database` in the user's data folder.
+The root is `database/data` of a checkout; for a wheel it is `opatlas/database` in the user's data folder. The
+databases in the wheel are read beside those of the user, which come first.
 
 {device}/vllm_ascend/vllm0.18.0_torch2.9.0_cann8.5    NPU compute
 {device}/hccl/v8.5                                    NPU communication
@@ -20,7 +21,7 @@ from pathlib import Path
 
 from opatlas.errors import OpAtlasError
 from opatlas.files import expect_folder, read_safely
-from opatlas.installation import databases_root
+from opatlas.installation import SHIPPED_DATABASES, databases_root
 from opatlas.row.versions import (
     CANN,
     FIELD,
@@ -166,9 +167,15 @@ def implementation_of(path: Path) -> tuple[str, str]:
     return (library, place[1][library]) if place is not None and library in set(place[1]) - {TORCH.name} else ("", "")
 
 
-def list_databases(root: Path = ROOT) -> list[Path]:
-    """Returns the folders below `root` whose paths have the form `{device}/{stack}/{versions}`, sorted."""
-    return sorted(path for path in root.glob("*/*/*") if path.is_dir() and parse_path(path) is not None)
+def list_databases(root: Path | None = None) -> list[Path]:
+    """Returns the folders whose paths have the form `{device}/{stack}/{versions}`, sorted.
+
+    Args:
+        root: the folder above them (default: that of the user, then that of the wheel).
+    """
+    roots = (ROOT, SHIPPED_DATABASES) if root is None else (root,)
+    found = (path for each in roots for path in sorted(each.glob("*/*/*")))
+    return [path for path in found if path.is_dir() and parse_path(path) is not None]
 
 
 def parse_npu_path(path: Path) -> ParsedPath | None:
@@ -207,7 +214,7 @@ def default_path(device: str, versions: Versions) -> Path:
     """
     kind = kind_of(device)
     folder = _folder(kind.compute or kind.software, versions)
-    return _place(device, kind.stack, folder)
+    return place_of(device, kind.stack, folder)
 
 
 def _is_of_torch(library: str) -> bool:
@@ -228,7 +235,7 @@ def beside(database: Path, place: Path) -> Path:
 
 def suite_path(device: str, suite: str, versions: Versions) -> Path:
     """Returns the path of the database of a suite of operators on a device. Raises OpAtlasError as `tasks_path`."""
-    return _place(device, f"{_SUITE}{suite}", _folder(kind_of(device).software, versions))
+    return place_of(device, f"{_SUITE}{suite}", _folder(kind_of(device).software, versions))
 
 
 def tasks_path(device: str, versions: Versions) -> Path:
@@ -238,7 +245,7 @@ def tasks_path(device: str, versions: Versions) -> Path:
         OpAtlasError: a version is unknown (the message names its option), or a name cannot be a folder.
     """
     folder = _folder(kind_of(device).software, versions)
-    return _place(device, _TASKS, folder)
+    return place_of(device, _TASKS, folder)
 
 
 def implementation_path(device: str, name: str, version: str, versions: Versions) -> Path:
@@ -252,7 +259,7 @@ def implementation_path(device: str, name: str, version: str, versions: Versions
     """
     if name in {kind.stack for kind in kinds().values()} | _libraries() or _is_of_torch(name):
         raise OpAtlasError(f"an implementation cannot be called {name}, the name of other databases: rename its folder")
-    return _place(device, name, f"{name}{version}_{_folder(kind_of(device).software, versions)}")
+    return place_of(device, name, f"{name}{version}_{_folder(kind_of(device).software, versions)}")
 
 
 def shipped_note(database: Path) -> str:
@@ -277,7 +284,7 @@ def communication_path(device: str, version: str) -> Path:
         OpAtlasError: a name cannot be a folder.
     """
     kind = kind_of(device)
-    return _place(device, kind.library, FIELD.sub(lambda found: _written(found[1], version), kind.library_version))
+    return place_of(device, kind.library, FIELD.sub(lambda found: _written(found[1], version), kind.library_version))
 
 
 def _folder(template: str, versions: Versions) -> str:
@@ -330,7 +337,7 @@ def _require(components: Iterable[Component], versions: Versions) -> None:
         raise OpAtlasError(f"the version of {names} could not be detected: {remedy}")
 
 
-def _place(*names: str) -> Path:
+def place_of(*names: str) -> Path:
     """Returns the folder of a device, a stack and a version. Raises OpAtlasError where a name cannot be a folder."""
     for name, part in zip(names, ("device", "name", "version"), strict=True):
         if not _DIRECTORY_NAME.fullmatch(name):
@@ -349,14 +356,18 @@ def database_folder(place: Path | str) -> Path:
 def named_folder(place: Path | str) -> Path:
     """Returns the folder that a name means: of a device, that of its newest default database; else the path.
 
-    A device is named by its name, or by the folder that has its databases.
+    A device is named by its name, or by the folder that has its databases. A name that is no path from here is one from
+    the root of the databases: of the user's, else of those that ship.
     """
-    folder = Path(place)
-    if folder.is_dir() and not next(folder.glob("[!.]*.csv"), None):
-        found = [path for path in folder.glob("*/*") if _is_default(path)]
-    else:
-        found = [] if folder.exists() or isinstance(place, Path) else _default_databases().get(place, [])
-    return max(found, key=newness, default=folder)
+    folders = [Path(place)]
+    if isinstance(place, str) and not folders[0].exists():
+        folders += [ROOT / place, SHIPPED_DATABASES / place]
+    for folder in folders:
+        if next(folder.glob("[!.]*.csv"), None):
+            return folder
+        if found := [path for path in folder.glob("*/*") if _is_default(path)]:
+            return max(found, key=newness)
+    return folders[0]
 
 
 def expect_database(folder: Path) -> None:
@@ -367,17 +378,9 @@ def expect_database(folder: Path) -> None:
 
 def meant_device(folder: Path) -> str:
     """Returns the text after "a device" in an error about a missing folder: the devices that may have been meant."""
-    devices = _default_databases()
-    none = f" with a database below {ROOT}, which has none; a checkout of OpAtlas has some in database/data"
+    devices = dict.fromkeys(path.parts[-3] for path in list_databases() if _is_default(path))
+    none = f" with a database below {ROOT}, which has none"
     return suggest(folder.name, devices) or (f" ({', '.join(devices)})" if devices else none)
-
-
-def _default_databases() -> dict[str, list[Path]]:
-    """Returns the default databases by the name of their device."""
-    devices: dict[str, list[Path]] = {}
-    for path in filter(_is_default, list_databases()):
-        devices.setdefault(path.parts[-3], []).append(path)
-    return devices
 
 
 def _is_default(path: Path) -> bool:

@@ -76,3 +76,18 @@ def test_what_ships_says_what_it_was_measured_on(tmp_path):
         pytest.skip("not a checkout of git, or without the databases")
     assert [folder for folder in sorted(folders) if not location.shipped_note(REPOSITORY / folder)] == []
     assert location.shipped_note(tmp_path) == ""
+
+
+def test_a_device_means_the_users_databases_before_those_that_ship(tmp_path, monkeypatch):
+    own, shipped = tmp_path / "own", tmp_path / "shipped"
+    monkeypatch.setattr(location, "ROOT", own)
+    monkeypatch.setattr(location, "SHIPPED_DATABASES", shipped)
+    places = ("H200/torch/torch2.9.0_cuda12.8", "H200/torch/torch2.11.0_cuda13.0", "H200/nccl/2.28.9")
+    for place, kernel_type in zip(places, ("Add", "Add", "hcom_allReduce_"), strict=True):
+        (shipped / place).mkdir(parents=True)
+        (shipped / place / f"{kernel_type}.csv").touch()
+    assert [location.named_folder(name) for name in ("H200", places[2])] == [shipped / places[1], shipped / places[2]]
+    (own / places[0]).mkdir(parents=True)
+    (own / places[0] / "Add.csv").touch()
+    assert location.named_folder("H200") == own / places[0]
+    assert len(location.list_databases()) == 4

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from kernel_pages import IMPLEMENTATIONS, ROOT, implementations_page
 from replaying import cells_of
 from sample_rows import ROWS
 
@@ -258,11 +257,6 @@ def test_a_folder_of_ones_own_shows_what_was_read_and_ignored(
     assert "Add/fast.py:kernel" in output
     assert "notes.py" in output
     assert "AddRmsNorm" in output
-
-
-def test_the_page_has_the_present_table() -> None:
-    page = ROOT / IMPLEMENTATIONS
-    assert page.read_text(encoding="utf-8") == implementations_page(), "run `python -m tests.support.kernel_pages`"
 
 
 def of_one_device() -> list[str]:

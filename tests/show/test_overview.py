@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from abs_rows import cells, write
 
-from opatlas.cli import show as overview
 from opatlas.cli.main import main
 from opatlas.data.database import Database
 from opatlas.data.manifest import Manifest
@@ -125,7 +124,7 @@ def test_without_a_name_databases_are_listed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "Intel_Xeon_Processor" / "torch" / "notes").mkdir()
-    monkeypatch.setattr(overview, "ROOT", tmp_path)
+    monkeypatch.setattr("opatlas.row.location.ROOT", tmp_path)
     (found,) = told()
     assert found["path"] == str(database.path)
     assert main(["show"]) == 0

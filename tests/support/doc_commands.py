@@ -245,7 +245,7 @@ def _problem(command: Command, refused: Mapping[tuple[str, ...], str]) -> str:
     match [word for word in command.words if word != "..."]:
         case ["opatlas", *rest] | ["python", "-m", "opatlas", *rest]:
             return _of_opatlas(rest)
-        case ["pip", "install", *rest] | ["python", "-m", "pip", "install", *rest]:
+        case ["pip", "install" | "wheel", *rest] | ["python", "-m", "pip", "install", *rest]:
             return _of_pip(rest)
         case ["python", "-m", "venv", *_] | ["python", "-c", _]:
             return ""

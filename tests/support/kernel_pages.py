@@ -1,4 +1,4 @@
-"""Writes docs/kernels.md, and the table of kernels in docs/implementations.md.
+"""Writes docs/kernels.md, the table in docs/implementations.md, and the numbers of rows and kernel types in pages.
 
 `python -m tests.support.kernel_pages` does it.
 """
@@ -6,15 +6,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from opatlas.cli.show import Kernel, kernels_with_replay
+from opatlas.data.database import Database
+from opatlas.row.columns import POOLED_MACHINES
+from opatlas.row.location import SHIPPED
 from opatlas.row.slots import base_type
+from opatlas.row.table import RowTable
 from opatlas.run.implementation_catalog import shipped
 from opatlas.run.registry import KINDS, WITHOUT_REPLAY, read_implementation_proofs, replays_of_bench
 
 ROOT = Path(__file__).parents[2]
+DATABASES = ROOT / "database" / "data"
 PAGE, IMPLEMENTATIONS = "docs/kernels.md", "docs/implementations.md"
 
 _PAGE = """\
@@ -100,7 +106,72 @@ def _table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(cells)} |\n" for cells in (headers, ["---"] * len(headers), *rows))
 
 
+def _databases() -> dict[str, list[RowTable]]:
+    """The tables of the databases that ship, by folder."""
+    folders = sorted(path.parent for path in DATABASES.glob(f"*/*/*/{SHIPPED}"))
+    return {
+        folder.relative_to(DATABASES).as_posix(): [
+            Database(folder).read(each) for each in Database(folder).kernel_types()
+        ]
+        for folder in folders
+    }
+
+
+def _numbers() -> dict[str, dict[str, Sequence[int]]]:
+    """By page, patterns of its text, and the numbers that their groups are."""
+    databases = _databases()
+    rows = {folder: sum(map(len, tables)) for folder, tables in databases.items()}
+    types = {folder: len(tables) for folder, tables in databases.items()}
+    (torch,) = (name for name in rows if re.fullmatch(r"NVIDIA_H200/torch/[^/]*cuda[\d.]+", name))
+    libraries = sum(rows[name] for name in rows if re.match(r"NVIDIA_H200/(?!torch/)", name))
+    xeon = sum(rows[name] for name in rows if name.startswith("Intel_Xeon"))
+    machines = Counter(int(cell or 1) for table in databases[torch] for cell in table.cells(POOLED_MACHINES))
+    three = sum(count for number, count in machines.items() if number > 2)
+    replays = len(kernels_with_replay())
+    number = r"([\d,]+)"
+    return {
+        "README.md": {
+            rf"has {number} rows of seven models, {number} kernel types": (rows[torch], types[torch]),
+            rf"{number}\s+rows\s+of libraries": (libraries,),
+            rf"{number} theory rows on a Xeon": (xeon,),
+            rf"the {number} with a replay": (replays,),
+        },
+        "README.zh-CN.md": {
+            rf"个模型的 {number} 行.{number} 种": (rows[torch], types[torch]),
+            rf"算子库共 {number} 行": (libraries,),
+            rf"Xeon 上的 {number} 行": (xeon,),
+            rf"可回放的 {number} 种": (replays,),
+        },
+        "docs/concepts.md": {rf"{number} kernel types have one": (replays,)},
+        "docs/devices.md": {
+            rf"{number} of the {number}\s+rows of `torch` were measured on three machines and more, {number} on two, "
+            rf"{number} on one": (three, rows[torch], machines[2], machines[1]),
+            **{
+                rf"\| `{re.escape(name.partition('/')[2])}` \| {number} \| {number} \|": (rows[name], types[name])
+                for name in rows
+                if re.match(r"NVIDIA_H200/(?!nccl|.*_warm)", name)
+            },
+        },
+    }
+
+
+def with_numbers(text: str, numbers: Mapping[str, Sequence[int]]) -> str:
+    """The text of a page with the present numbers. Raises ValueError."""
+    for pattern, present in numbers.items():
+        if len(found := list(re.finditer(pattern, text))) != 1:
+            raise ValueError(f"{pattern} is {len(found)} times in the page: mend the pattern, or the page")
+        for group, number in reversed(list(enumerate(present, 1))):
+            text = f"{text[: found[0].start(group)]}{number:,}{text[found[0].end(group) :]}"
+    return text
+
+
+def generated() -> dict[str, str]:
+    """The pages that are written, or have something that is, as they should be. Raises ValueError."""
+    pages = {PAGE: as_page(kernels_with_replay()), IMPLEMENTATIONS: implementations_page()}
+    return pages | {page: with_numbers((ROOT / page).read_text("utf-8"), each) for page, each in _numbers().items()}
+
+
 if __name__ == "__main__":
-    for page, text in {PAGE: as_page(kernels_with_replay()), IMPLEMENTATIONS: implementations_page()}.items():
+    for page, text in generated().items():
         (ROOT / page).write_text(text, encoding="utf-8")
         print(f"wrote {ROOT / page}")

@@ -1,0 +1,123 @@
+"""`opatlas fetch`: installs the databases in a zip file, of a server or of this machine."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
+from typing import Annotated
+from zipfile import BadZipFile, ZipFile
+
+from cyclopts import Parameter
+
+from opatlas.data.csv_files import not_writable
+from opatlas.data.database import Database, expect_tables
+from opatlas.data.manifest import VERSION, RunFacts
+from opatlas.errors import OpAtlasError
+from opatlas.files import BROKEN_GZIP, read_safely
+from opatlas.row.location import parse_path, place_of
+from opatlas.show.result import Fields, Result, Table
+
+_DIGEST = re.compile(r"(.+)@(?:sha256:)?([0-9a-fA-F]{64})", re.DOTALL)
+_URL = re.compile(r"https?://")
+#: Packed, and unpacked. The database of an H200 has 1 MB and 6 MB.
+_LARGEST_FILE, _LARGEST_CONTENT = 1 << 30, 4 << 30
+_LONGEST_SILENCE_S = 60
+#: The folders of a database that are installed: rows, and runs, of kernels and of steps. Not journals, locks, reports.
+_FOLDERS = (PurePosixPath(), PurePosixPath("runs"), PurePosixPath("steps"), PurePosixPath("steps/runs"))
+_SUFFIXES = (".csv", ".gz", ".json", ".txt", ".yaml")
+
+
+def fetch(source: Annotated[str, Parameter(name="URL|PATH")], /) -> Result:
+    """Installs the databases in a zip file, so that their devices answer by name.
+
+    The file has them as {device}/{library}/{versions}/{KernelType}.csv, at any depth, as an archive of a checkout has.
+    Their rows and runs are installed.
+
+    Exit status: 0 installed; 1 nothing was: the file cannot be read or has another digest, or a database is there; 2
+    wrong usage.
+
+    Args:
+        source: address or path of the file; with @sha256:DIGEST after it, no other content is taken.
+    """
+    pinned = _DIGEST.fullmatch(source)
+    place, wanted = pinned.groups() if pinned else (source, "")
+    content = _download(place) if _URL.match(place) else _read(Path(place))
+    digest = hashlib.sha256(content).hexdigest()
+    if wanted.lower() not in ("", digest):
+        raise OpAtlasError(f"{place}: its SHA-256 is {digest}, not the one after @: take the file from elsewhere")
+    try:
+        with ZipFile(io.BytesIO(content)) as archive:
+            installed = _install(archive, place)
+    except (BadZipFile, *BROKEN_GZIP, NotImplementedError, RuntimeError) as error:
+        raise OpAtlasError(f"{place}: no zip file, or a damaged one ({error}): take it from elsewhere") from None
+    return Result([Fields({"sha256": digest}, title=place), Table(("database", "CSVs"), list(installed.items()))])
+
+
+def _download(url: str) -> bytes:
+    # They take 60 ms to import.
+    from http.client import HTTPException
+    from urllib.request import urlopen
+
+    try:
+        with urlopen(url, timeout=_LONGEST_SILENCE_S) as answer:
+            content: bytes = answer.read(_LARGEST_FILE + 1)
+    except (OSError, ValueError, HTTPException) as error:
+        raise OpAtlasError(f"{url}: cannot be fetched ({error}): check the address and the network") from None
+    if len(content) > _LARGEST_FILE:
+        raise OpAtlasError(f"{url}: larger than {_LARGEST_FILE >> 30} GiB: name the file of fewer databases")
+    return content
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return read_safely(path, _LARGEST_FILE)
+    except OSError as error:
+        raise OpAtlasError(f"{path}: cannot be read ({error.strerror}): name a zip file, or an http address") from None
+
+
+def _install(archive: ZipFile, source: str) -> Mapping[str, int]:
+    """Unpacks the databases, checks them, and puts them into place; returns their numbers of CSVs."""
+    paths = {name: path for name in archive.namelist() if _is_data(path := PurePosixPath(name))}
+    tables = [path for path in paths.values() if path.suffix == ".csv" and len(path.parts) > 3]
+    found = {place_of(*each.parts[-4:-1]): each.parent for each in tables if parse_path(Path(each.parent)) is not None}
+    if not found:
+        raise OpAtlasError(f"{source}: has no CSV in folders {{device}}/{{library}}/{{versions}}: pack the database so")
+    if sum(each.file_size for each in archive.infolist()) > _LARGEST_CONTENT:
+        raise OpAtlasError(f"{source}: larger than {_LARGEST_CONTENT >> 30} GiB when unpacked: name a smaller file")
+    if there := [target for target in found if target.exists()]:
+        raise OpAtlasError(f"{there[0]} exists: move it away, or unpack {source} and `opatlas combine` the two")
+    (root, *_) = {target.parents[2] for target in found}
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        # There, so that each database comes into place in one step.
+        with TemporaryDirectory(prefix=".fetch-", dir=root) as folder:
+            new = {target: Path(folder, str(number)) for number, target in enumerate(found)}
+            for target, unpacked in new.items():
+                for name, path in paths.items():
+                    if found[target] in path.parents and path.relative_to(found[target]).parent in _FOLDERS:
+                        file = unpacked / path.relative_to(found[target])
+                        file.parent.mkdir(parents=True, exist_ok=True)
+                        file.write_bytes(archive.read(name))
+                _check(unpacked)
+            for target, unpacked in new.items():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                unpacked.rename(target)
+    except OSError as error:
+        raise OpAtlasError(not_writable(root, error)) from None
+    return {str(target): len(list(target.glob("*.csv"))) for target in found}
+
+
+def _is_data(path: PurePosixPath) -> bool:
+    return path.suffix in _SUFFIXES and not path.name.startswith(".") and ".." not in path.parts
+
+
+def _check(folder: Path) -> None:
+    """Refuses what is no database, or is of a later schema than this OpAtlas knows. Raises OpAtlasError."""
+    expect_tables(folder)
+    for path in Database(folder).runs_dir.glob("*.json"):
+        if RunFacts.read(path).version > VERSION:
+            raise OpAtlasError(f"{path.name}: its version is later than {VERSION}: install a newer OpAtlas")
