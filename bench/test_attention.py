@@ -217,6 +217,49 @@ def _sequences(row, tokens, cache, table):
     return queries, keys, row.block_table(table, used, cache[0])
 
 
+@replays("IncreFlashAttention", npu="torch_npu.npu_incre_flash_attention")
+def test_incre_flash_attention(row, replay):
+    """Reads the slots queries of one token, keys, values, perhaps a mask, which is assumed to hide no key."""
+    _replay_dense(row, replay)
+
+
+@replays("PromptFlashAttention", npu="torch_npu.npu_prompt_flash_attention")
+def test_prompt_flash_attention(row, replay):
+    """Reads the slots queries, keys, values, perhaps a mask, which is assumed to be causal."""
+    _replay_dense(row, replay)
+
+
+def _replay_dense(row, replay):
+    """Replays attention of sequences of one length; graphs leave out absent slots before that of the mask."""
+    q, k = row.shape(0), row.shape(1)
+    row.expect(
+        k == row.shape(2) and q[:1] == k[:1] and len(q) == len(k) in (3, 4), INPUT_SHAPES, "the slots do not fit"
+    )
+    if len(q) == 3:
+        width = next((size for size in (128, 80, 64) if not q[2] % size and not k[2] % size), q[2])
+        row.assume(f"heads of {width} features")
+        layout, heads, kv_heads = "BSH", q[2] // width, k[2] // width
+    else:
+        # One of two axes has the tokens: a single one, or more tokens than there are heads.
+        fitting = [axis for axis in (1, 2) if k[axis] and not q[axis] % k[axis]]
+        axis = min(fitting, key=lambda axis: (q[3 - axis] != 1, q[axis]), default=0)
+        row.expect(axis and q[3] == k[3], INPUT_SHAPES, "slots 0 and 1 have no matching heads")
+        layout, heads, kv_heads, width = ("BNSD", "BSND")[axis - 1], q[axis], k[axis], q[3]
+    queries, keys = (shape[layout.index("S")] for shape in (q, k))
+    call = {"num_heads": heads, "num_key_value_heads": kv_heads, "input_layout": layout}
+    for slot in [slot for slot in range(3, len(row.input_slots)) if row.has(slot)]:
+        shape, dtype = row.shape(slot), row.input_slots[slot].dtype
+        if dtype not in ("BOOL", "INT8", "UINT8") or "atten_mask" in call:
+            raise Unsupported(f"{row.kernel_type} is replayed with queries, keys, values and a mask alone")
+        fits = shape == CAUSAL_MASK or (queries in (1, keys) and shape[-1] == keys)
+        row.expect(fits, INPUT_SHAPES, f"slot {slot} must be the mask of the {queries} queries and {keys} keys")
+        call["atten_mask"] = row.upper_triangle(shape, dtype) if queries > 1 else row.filled(shape, dtype, 0)
+        call |= {"sparse_mode": 3} if shape == CAUSAL_MASK else {}
+        row.assume("a causal mask" if queries > 1 else "no key is hidden")
+    tensors = (row.tensor(slot, *RANGE) for slot in range(3))
+    replay(impl.dense_attention, *tensors, **call, scale_value=1 / math.sqrt(width), expected=formulas.dense_attention)
+
+
 _DROPOUT = 4
 _DROPPED = "slot {} is a dropout mask, and no row has the probability of a drop: capture without dropout"
 

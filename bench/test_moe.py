@@ -43,8 +43,7 @@ def test_moe_gating_top_k(row, replay):
         if experts == 256 and k <= 128:
             gating |= {"k_group": 4, "group_count": 8, "group_select_mode": 1}
     row.assume("DeepSeek-V3's choice of experts" if "bias" in gating else "softmax over one group of experts")
-    drawn = row.tensor(0)
-    x = (drawn.float().argsort(-1) * (8 / max(experts - 1, 1)) - 4).to(drawn.dtype)
+    x = _distinct_logits(row)
     out_flag = len(row.output_slots) == 3 and row.output_slots[2].shape == (tokens, experts)
     replay(
         impl.moe_gating_top_k,
@@ -54,6 +53,53 @@ def test_moe_gating_top_k(row, replay):
         out_flag=out_flag,
         output_slots=range(3 if out_flag else 2),
         expected=formulas.moe_gating_top_k,
+    )
+
+
+@replays("MoeGatingTopKSoftmax", npu="torch_npu.npu_moe_gating_top_k_softmax")
+def test_moe_gating_top_k_softmax(row, replay):
+    """Reads the slot logits (T, E), without a list of finished tokens. The last output numbers the copies of tokens."""
+    row.expect_slots([0], [1])
+    if row.has(1):
+        raise Unsupported("MoeGatingTopKSoftmax is replayed without finished tokens (slot 1)")
+    _, experts, k = row.sizes("tokens,experts -> tokens,k")
+    row.expect(1 <= k <= experts, OUTPUT_SHAPES, f"output 0 must have 1 to {experts} experts for each token")
+    replay(impl.moe_gating_top_k_softmax, _distinct_logits(row), None, k, expected=formulas.moe_gating_top_k_softmax)
+
+
+def _distinct_logits(row):
+    """Returns logits of which no two of a token are so close that rounding decides."""
+    drawn = row.tensor(0)
+    return (drawn.float().argsort(-1) * (8 / max(drawn.shape[-1] - 1, 1)) - 4).to(drawn.dtype)
+
+
+@replays("MoeInitRoutingV3", "MoeInitRoutingV2", npu="torch_npu.npu_moe_init_routing_v2")
+def test_moe_init_routing(row, replay):
+    """Reads the slots tokens (T, H), their experts (T, k). An output of INT8 is quantized by the largest of a row.
+
+    Outputs: copies by expert, position of each copy, tokens of each expert, scales. The call launches MoeInitRoutingV3.
+    """
+    row.expect_slots([0, 1], [2, 3])
+    if row.has(2) or row.has(3):
+        raise Unsupported(f"{row.kernel_type} is replayed without scales and offsets of the inputs (slots 2 and 3)")
+    tokens, width, k, *_ = row.sizes("tokens,width; tokens,k -> copies,width; copies")
+    fits = row.output_shape() == (tokens * k, width)
+    row.expect(fits, OUTPUT_SHAPES, f"output 0 must have the {tokens * k} copies of all tokens")
+    counts = row.output_shape(2) if len(row.output_slots) > 2 else ()
+    experts, quantized = (counts or (_ASSUMED_EXPERTS,))[0], row.output_slots[0].dtype == "INT8"
+    row.assume(f"{experts} experts, chosen equally often")
+    replay(
+        impl.moe_init_routing,
+        row.tensor(0),
+        row.expert_ids(1, experts),
+        active_num=tokens * k,
+        expert_num=experts,
+        expert_tokens_num_type=1,
+        expert_tokens_num_flag=True,
+        quant_mode=1 if quantized else -1,
+        active_expert_range=[0, experts],
+        output_slots=[0, 1, 2 if counts else None, *([3] if quantized else [])],
+        expected=formulas.moe_init_routing,
     )
 
 

@@ -312,8 +312,36 @@ def flash_attention_score(
     **unused: Any,
 ) -> tuple[Part, ...]:
     """Computes attention as in inference; with a mask, which is causal, query i sees keys 0 ... i."""
-    (batches, heads, queries, width), (kv_heads, keys) = _sizes(query, key, head_num, input_layout)
-    q, k, v = (_by_heads(x, input_layout, width) for x in (query, key, value))
+    found, at, sums = _dense(draw, (query, key, value), head_num, input_layout, scale, atten_mask is not None)
+    statistics = Part(at, sums[:, None])
+    return found, statistics, statistics
+
+
+@parts()
+def dense_attention(
+    draw: Draw,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    num_heads: int,
+    scale_value: float,
+    input_layout: str,
+    atten_mask: Tensor | None = None,
+    **unused: Any,
+) -> tuple[Part, ...]:
+    """Computes attention; with the mask of several queries, which is causal, the last query sees all keys."""
+    causal = atten_mask is not None and _sizes(query, key, num_heads, input_layout)[0][2] > 1
+    return _dense(draw, (query, key, value), num_heads, input_layout, scale_value, causal)[:1]
+
+
+def _dense(
+    draw: Draw, tensors: Sequence[Tensor], heads: int, input_layout: str, scale: float, causal: bool
+) -> tuple[Part, Places, Tensor]:
+    """Returns the results of some queries of sequences of one length, where they are, and their log-sum-exps."""
+    query, key, _ = tensors
+    (batches, heads, queries, width), (kv_heads, keys) = _sizes(query, key, heads, input_layout)
+    q, k, v = (_by_heads(x, input_layout, width) for x in tensors)
 
     def read(places: Places, j: Tensor) -> Places:
         b, n, i = places
@@ -321,13 +349,11 @@ def flash_attention_score(
         return q[b, n, i], k[own], v[own]
 
     numbers = draw(batches * heads * queries, elements=width, terms=keys * 2 * width)
-    rows = [
-        (*_coordinates(row, heads, queries), row % queries + 1 if atten_mask is not None else keys) for row in numbers
-    ]
+    hidden = queries - 1 if causal else 0
+    rows = [(*_coordinates(row, heads, queries), keys - hidden + (row % queries if causal else 0)) for row in numbers]
     out, sums = attend(rows, 2 * width, query.device, scale, read)
     at = index_of([row[:3] for row in rows], query.device)
-    statistics = Part(at, sums[:, None])
-    return Part(_where(at, input_layout, width), out), statistics, statistics
+    return Part(_where(at, input_layout, width), out), at, sums
 
 
 @parts()

@@ -14,7 +14,7 @@ from opatlas.run.inputs.shape_rules import SCALE_BLOCK
 from opatlas.run.result_check import Picks, Rounded
 
 from .matmul import FP8, dequantize, steps_of_product, sum_of_blocks, sum_of_products
-from .norm import gate_halves
+from .norm import gate_halves, softmax_of
 
 
 @per_row("x")
@@ -69,6 +69,54 @@ def _positions(at: At, tokens: Tensor, indices: Tensor, num_out_tokens: int | No
 
 #: Source: aclnnMoeTokenPermute.
 moe_token_permute = each(_permute, _positions)
+
+
+@per_row("x")
+def _weights_by_softmax(x: Tensor, finished: None, k: int) -> Tensor:
+    """Returns the k largest shares of a softmax."""
+    return softmax_of(x).sort(dim=-1, descending=True).values[:, :k]
+
+
+@per_row("x")
+def _experts_by_softmax(x: Tensor, finished: None, k: int) -> Picks:
+    return Picks(x, x.sort(dim=-1, descending=True).values[:, :k], distinct=True)
+
+
+@per_element(exact=True)
+def _numbers_of_copies(at: At, x: Tensor, finished: None, k: int) -> Tensor:
+    """Returns j T + t for copy j of token t."""
+    return at[1] * len(x) + at[0]
+
+
+#: Source: aclnnMoeGatingTopKSoftmax.
+moe_gating_top_k_softmax = each(_weights_by_softmax, _experts_by_softmax, _numbers_of_copies)
+
+
+@per_element(terms=lambda x, *_, **__: x.shape[1])
+def _routed_copies(at: At, x: Tensor, expert_idx: Tensor, *, quant_mode: int, **unused: Any) -> Tensor | Rounded:
+    """Returns the tokens in the stable order of their experts, perhaps quantized by the largest number of a row."""
+    token = _order(expert_idx)[at[0]] // expert_idx.shape[1]
+    own = to_float64(x[token, at[1]])
+    return own if quant_mode < 0 else Rounded(own / (to_float64(x[token]).abs().amax(dim=-1) / 127))
+
+
+@per_element(exact=True)
+def _copy_places(at: At, x: Tensor, expert_idx: Tensor, **unused: Any) -> Tensor:
+    return _order(_order(expert_idx))[at[0]]
+
+
+@per_element(exact=True)
+def _copies_of_experts(at: At, x: Tensor, expert_idx: Tensor, **unused: Any) -> Tensor:
+    return (expert_idx.reshape(1, -1) == at[0][:, None]).sum(dim=-1)
+
+
+@per_element(terms=lambda x, *_, **__: x.shape[1])
+def _scales_of_copies(at: At, x: Tensor, expert_idx: Tensor, **unused: Any) -> Tensor:
+    return to_float64(x[_order(expert_idx)[at[0]] // expert_idx.shape[1]]).abs().amax(dim=-1) / 127
+
+
+#: Source: aclnnMoeInitRoutingV3.
+moe_init_routing = each(_routed_copies, _copy_places, _copies_of_experts, _scales_of_copies)
 
 
 def _order(indices: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ _FAMILIES = (
     ("BatchMatMulV2", "BatchMatMulV3", "BatchMatMul"),
     ("DispatchFFNCombine", "DispatchFFNCombineBF16"),
     ("GatherV2", "GatherV3"),
+    ("MoeInitRoutingV2", "MoeInitRoutingV3"),
     # Older toolkits and graphs have the forms with fixed axes.
     ("ConcatD", "ConcatV2D"),
     ("PadV3", "Pad"),

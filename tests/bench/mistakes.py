@@ -22,6 +22,16 @@ def to_adjacent_pairs(x):
     return torch.stack(x.chunk(2, -1), -1).flatten(-2)
 
 
+def replaced(place, value, results):
+    """Returns the results, with another value in one place."""
+    return (*results[:place], value, *results[place + 1 :])
+
+
+def scaled_first(results):
+    """Returns the results, the rows of the first one divided by their sums."""
+    return results[0] / results[0].sum(-1, keepdim=True), *results[1:]
+
+
 def adamw_with(**changes):
     def wrong(*arguments, **options):
         torch._fused_adamw_(*arguments[:5], [arguments[5][0].float()], **options | changes)
@@ -167,6 +177,32 @@ MISTAKES: list[tuple[str, str, Callable[..., Any]]] = [
     ),
     ("MoeGatingTopK", "no bias", lambda x, k, bias, **how: impl.moe_gating_top_k(x, k, **how)),
     (
+        "MoeGatingTopKSoftmax",
+        "weights add up to 1",
+        lambda x, _, k: scaled_first(impl.moe_gating_top_k_softmax(x, _, k)),
+    ),
+    ("MoeGatingTopKSoftmax", "smallest", lambda x, _, k: impl.moe_gating_top_k_softmax(-x, _, k)),
+    (
+        "MoeGatingTopKSoftmax",
+        "copies by token",
+        lambda x, _, k: (*impl.moe_gating_top_k_softmax(x, _, k)[:2], torch.arange(len(x) * k).view(-1, k).int()),
+    ),
+    (
+        "MoeInitRoutingV3",
+        "by token",
+        lambda x, e, **o: (x.repeat_interleave(4, 0), *impl.moe_init_routing(x, e, **o)[1:]),
+    ),
+    (
+        "MoeInitRoutingV3",
+        "order instead of places",
+        lambda x, e, **o: replaced(1, e.flatten().argsort(stable=True).int(), impl.moe_init_routing(x, e, **o)),
+    ),
+    (
+        "MoeInitRoutingV3",
+        "sums of counts",
+        lambda x, e, **o: replaced(2, impl.moe_init_routing(x, e, **o)[2].cumsum(0), impl.moe_init_routing(x, e, **o)),
+    ),
+    (
         "MoeTokenPermute",
         "by token",
         lambda x, i: (x.repeat_interleave(i.shape[1], 0), torch.arange(i.numel(), dtype=torch.int32)),
@@ -194,6 +230,25 @@ MISTAKES: list[tuple[str, str, Callable[..., Any]]] = [
     ),
     ("ApplyTopKTopPCustom", "no top-k", lambda logits, p, k: logits),
     ("TopKV2", "smallest", lambda x, k, dim: torch.topk(x, k, dim, largest=False)),
+    # Attention over sequences of one length.
+    (
+        "IncreFlashAttention",
+        "last key left out",
+        lambda q, k, v, **o: impl.dense_attention(q, k[:, :, :-1], v[:, :, :-1], **o),
+    ),
+    ("IncreFlashAttention", "heads of others", lambda q, k, v, **o: impl.dense_attention(q, k.roll(1, 1), v, **o)),
+    (
+        "IncreFlashAttention",
+        "not scaled",
+        lambda q, k, v, **o: impl.dense_attention(q, k, v, **o | {"scale_value": 1.0}),
+    ),
+    ("PromptFlashAttention", "not causal", lambda *a, atten_mask, **o: impl.dense_attention(*a, **o)),
+    ("PromptFlashAttention", "heads of others", lambda q, k, v, **o: impl.dense_attention(q, k, v.roll(1, 1), **o)),
+    (
+        "PromptFlashAttention",
+        "next key seen",
+        lambda q, k, v, **o: impl.dense_attention(q, k.roll(-1, 2), v.roll(-1, 2), **o),
+    ),
     # Rotary embeddings.
     ("RotaryPositionEmbedding", "other direction", lambda x, cos, sin: impl.rotary_mul(x, cos, -sin)),
     ("RotaryPositionEmbedding", "adjacent pairs", lambda x, cos, sin: impl.rotary_mul(x, cos, sin, "interleave")),

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from .._calls import differences
-from .attention import SCORES, attend_with_lse, has_flash_kernel, length_batches, pages, stretches
+from .attention import SCORES, attend, attend_with_lse, has_flash_kernel, length_batches, pages, stretches
 from .matmul import needs_float32
 
 #: Elements that are computed at a time: 128 MiB in half precision.
@@ -130,6 +130,28 @@ def flash_attention_score(
     out, lse = attend_with_lse(q, k, v, scale=scale, causal=atten_mask is not None)
     highest = lse[..., None].expand(*lse.shape, 8).contiguous()
     return _join_heads(out, input_layout), highest, torch.ones_like(highest)
+
+
+def dense_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    num_heads: int,
+    num_key_value_heads: int,
+    scale_value: float,
+    input_layout: str,
+    atten_mask: Tensor | None = None,
+    sparse_mode: int = 0,
+) -> Tensor:
+    """Returns attention over sequences of one length, in the layout of the queries.
+
+    The mask is not read: that of several queries is causal, that of one query hides no key.
+    """
+    width = _width(query, num_heads, input_layout)
+    q, k, v = (_split_heads(x, input_layout, width) for x in (query, key, value))
+    causal = atten_mask is not None and q.shape[2] > 1
+    return _join_heads(attend(q, k, v, scale=scale_value, causal=causal), input_layout)
 
 
 def flash_attention_grad(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,6 +48,28 @@ def moe_gating_top_k(
     if norm_type == 1:
         weights = weights / (weights.sum(dim=-1, keepdim=True) + eps)
     return (weights * routed_scaling_factor).to(x.dtype), experts.to(torch.int32), norm
+
+
+def moe_gating_top_k_softmax(x: Tensor, finished: None, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Maps logits (T, E) to the weights and numbers of k experts; copy j of token t has the number j T + t."""
+    weights, experts = x.float().softmax(dim=-1).topk(k, dim=-1)
+    copies = torch.arange(k * len(x), dtype=torch.int32, device=x.device).view(k, -1).T.contiguous()
+    return weights.to(x.dtype), experts.to(torch.int32), copies
+
+
+def moe_init_routing(
+    x: Tensor, expert_idx: Tensor, *, expert_num: int, quant_mode: int, **unused: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Returns `moe_token_permute`, the number of tokens of each expert (E), and the scales of INT8 copies (T k)."""
+    copies, position = moe_token_permute(x, expert_idx)
+    experts = expert_idx.flatten().long()
+    counts = torch.zeros(expert_num, dtype=torch.int64, device=x.device).scatter_add_(
+        0, experts, torch.ones_like(experts)
+    )
+    if quant_mode < 0:
+        return copies, position, counts, x.new_empty(len(copies), dtype=torch.float32)
+    quantized, scales = dynamic_quant(copies)
+    return quantized, position, counts, scales
 
 
 def moe_token_permute(tokens: Tensor, indices: Tensor, num_out_tokens: int | None = None) -> tuple[Tensor, Tensor]:
