@@ -16,8 +16,7 @@ from opatlas.ask.compare.states import compared_states
 from opatlas.errors import UsageError, usage_errors
 from opatlas.formats import microseconds
 from opatlas.row import columns as col
-from opatlas.row.location import default_path, named_folder
-from opatlas.row.versions import detect
+from opatlas.row.location import named_folder
 from opatlas.run.devices.device import available_devices, database_name
 from opatlas.show import Result
 from opatlas.show.compared import parts
@@ -73,7 +72,7 @@ def _databases(places: Sequence[str]) -> AbstractContextManager[list[ComparedDat
     """Returns a context with the databases to compare. Raises OpAtlasError, also when it is entered."""
     if len(places) > 1:
         return compared_states(places)
-    base = named_folder(places[0]) if places else default_path(database_name(available_devices(None)), detect())
+    base = named_folder(places[0] if places else database_name(available_devices(None)))
     if "@" in base.name and not base.exists():
         raise UsageError(f"{base}: alone: name a second database, such as {str(base).rpartition('@')[0]}")
     return nullcontext(implementations_of(base))

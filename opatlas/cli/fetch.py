@@ -18,7 +18,7 @@ from opatlas.data.database import Database, expect_tables
 from opatlas.data.manifest import VERSION, RunFacts
 from opatlas.errors import OpAtlasError
 from opatlas.files import BROKEN_GZIP, read_safely
-from opatlas.row.location import parse_path, place_of
+from opatlas.row.location import ROOT, parse_path, place_of
 from opatlas.show.result import Fields, Result, Table
 
 _DIGEST = re.compile(r"(.+)@(?:sha256:)?([0-9a-fA-F]{64})", re.DOTALL)
@@ -54,7 +54,9 @@ def fetch(source: Annotated[str, Parameter(name="URL|PATH")], /) -> Result:
             installed = _install(archive, place)
     except (BadZipFile, *BROKEN_GZIP, NotImplementedError, RuntimeError) as error:
         raise OpAtlasError(f"{place}: no zip file, or a damaged one ({error}): take it from elsewhere") from None
-    return Result([Fields({"sha256": digest}, title=place), Table(("database", "CSVs"), list(installed.items()))])
+    return Result(
+        [Fields({"sha256": digest, "root": ROOT}, title=place), Table(("database", "CSVs"), list(installed.items()))]
+    )
 
 
 def _download(url: str) -> bytes:
@@ -108,7 +110,7 @@ def _install(archive: ZipFile, source: str) -> Mapping[str, int]:
                 unpacked.rename(target)
     except OSError as error:
         raise OpAtlasError(not_writable(root, error)) from None
-    return {str(target): len(list(target.glob("*.csv"))) for target in found}
+    return {"/".join(target.parts[-3:]): len(list(target.glob("*.csv"))) for target in found}
 
 
 def _is_data(path: PurePosixPath) -> bool:

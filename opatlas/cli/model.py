@@ -26,9 +26,8 @@ from opatlas.errors import UsageError
 from opatlas.formats import change, microseconds, number, percent, size
 from opatlas.progress import progress
 from opatlas.row.columns import EXPERT_LOAD, INPUT_SHAPES
-from opatlas.row.location import default_path, parse_implementation
+from opatlas.row.location import parse_implementation
 from opatlas.row.record import new_run_id
-from opatlas.row.versions import detect
 from opatlas.run.devices.device import available_devices, database_name
 from opatlas.show.chrome_trace import model_slices, write_trace
 from opatlas.show.parameters import Count, Counts, Names, OneStep
@@ -81,7 +80,7 @@ def model(
             MODEL,dp=4 (replicas of the attention that share the experts), pp=2 (stages of the layers),
             cache_dtype=FLOAT8_E4M3FN, captured=1+2+4+8 or vllm (tokens with a CUDA graph, to which steps are padded),
             launch=eager (without one).
-        database: a folder, or a device such as NVIDIA_H200 (default: the default database of this machine).
+        database: a folder, or a device such as NVIDIA_H200 (default: the device of this machine).
         tp: devices that share a layer (default: 1).
         ep: devices that share the experts: 1, or all of tp x dp (default: 1).
         batch: sequences of a step of --tp devices.
@@ -109,7 +108,7 @@ def model(
         raise UsageError("--implementation: --next adds rows for the stack that the database names: leave it out")
     if next is not None and trace is not None:
         raise UsageError("--trace: --next shows no step: leave it out")
-    place = database or default_path(database_name(available_devices(None)), detect())
+    place = database or database_name(available_devices(None))
     if against is not None:
         opened = open_database(place)
         with progress(f"{against.name}, calls", None) as advance:

@@ -195,6 +195,16 @@ def test_an_answer_says_whether_its_row_is_a_composition(
     assert answers["Composition"].tolist() == [COMPOSITION_WORDS[composed]]
 
 
+def test_a_captured_answer_says_that_lengths_are_means(tmp_path: Path) -> None:
+    calls = model_calls(resolve_model("Qwen/Qwen3-32B"), batch=4, context=512)
+    cells = next(call.cells for call in calls if call.part == "attention")
+    told = {"Profiling Average Duration(us)": "40", "Runtime metadata_completeness": "mean-lengths"}
+    write_table(tmp_path, "FusedInferAttentionScore", pd.DataFrame([{**cells, **told}]))
+    database = opatlas.open(tmp_path)
+    answer = database.answers.answer_row(next(iter(database.implementations)), "FusedInferAttentionScore", cells)
+    assert (answer.how, "mean length" in answer.note) == (opatlas.How.MEASURED, True)
+
+
 def test_rows_of_the_dtypes_that_are_asked_predict_before_faster_ones_of_others(tmp_path: Path) -> None:
     sizes = [(m, 512, 1024) for m in (8, 16, 32)]
     write_table(tmp_path, "MatMulV2", product_rows(sizes, us=[12.0, 13.0, 14.0]))

@@ -9,8 +9,10 @@ import sys
 import pytest
 from captures import COLLECTIVE, KERNEL_DETAILS, LEVEL_0, capture_text, launch, table, write_capture, write_summary
 
+from opatlas.capture.torch_trace import captured_gpu
 from opatlas.cli.main import main
 from opatlas.data.manifest import IngestManifest
+from opatlas.errors import OpAtlasError
 from opatlas.row import location as layout
 from opatlas.row.columns import PROFILING_AVERAGE, PROFILING_SAMPLES
 from opatlas.row.versions import Versions
@@ -216,3 +218,12 @@ def test_a_database_is_no_capture(tmp_path, ingest):
     assert status == 2
     assert "opatlas combine" in err
     assert not (tmp_path / "other").exists()
+
+
+def test_of_several_traces_none_may_be_of_another_gpu(tmp_path):
+    paths = [tmp_path / f"{name}.trace.json" for name in ("A100", "H200")]
+    for path in paths:
+        gpu = {"name": f"NVIDIA {path.name[:4]}"}
+        path.write_text(json.dumps({"deviceProperties": [gpu], "traceEvents": [{"ph": "X", "name": "a", "ts": 0}]}))
+    with pytest.raises(OpAtlasError, match="A100, not of --device NVIDIA_H200"):
+        captured_gpu(paths, "NVIDIA_H200")

@@ -359,11 +359,6 @@ def test_which_device_a_trace_is_of(tmp_path):
     with pytest.raises(OpAtlasError, match="names no GPU"):
         ingest(profiling_path=unnamed)
     assert captured_gpu([unnamed], may_be_unknown=True) == (None, None)
-    # Of several traces none may be of another device.
-    other = write(tmp_path / "other.trace.json", kernel(1, 10))
-    other.write_text(json.dumps({"deviceProperties": [{"name": "NVIDIA A100"}], **json.loads(other.read_text())}))
-    with pytest.raises(OpAtlasError, match="NVIDIA_A100, not of --device NVIDIA_H200"):
-        captured_gpu([replay, other], "NVIDIA_H200")
     result = ingest(profiling_path=write(tmp_path / "b.trace.json"), database_path=tmp_path / "other")
     assert (result.exit_status, "no kernels" in result.problems[0]) == (1, True)
 

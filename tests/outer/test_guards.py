@@ -14,6 +14,9 @@ from opatlas.outer.judging.judgement import CandidateRejected
 from opatlas.outer.judging.memory import PoisonedAllocations, poisoned_elements
 from opatlas.outer.judging.results import same_results
 from opatlas.outer.judging.trial import ProcessGuard
+from opatlas.run import sampling
+from opatlas.run.devices import cuda
+from opatlas.run.devices.cpu import CpuDevice
 from opatlas.run.instruments import instrument
 
 
@@ -61,6 +64,22 @@ def test_other_code_in_the_same_function_is_named() -> None:
     finally:
         instrument.Timer.sample.__code__ = code
     guard.examine("its import")
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (sampling.Turns, "split"),
+        (sampling.Sampling, "take"),
+        (cuda.UnthrottledInstrument, "sample"),
+        (CpuDevice, "flush_cache"),
+    ],
+)
+def test_whatever_decides_a_duration_is_guarded(owner: type, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    guard = ProcessGuard()
+    monkeypatch.setattr(owner, name, lambda *arguments: None)
+    with pytest.raises(CandidateRejected, match=name):
+        guard.examine("its import")
 
 
 def test_a_changed_file_of_opatlas_is_known_by_a_time_that_nobody_sets(

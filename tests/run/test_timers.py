@@ -8,6 +8,7 @@ from itertools import repeat
 
 import pytest
 
+from opatlas.run.devices.cuda import UnthrottledInstrument
 from opatlas.run.instruments import instrument as wall_clock
 from opatlas.run.instruments.instrument import (
     LEAST_SAMPLES,
@@ -16,7 +17,6 @@ from opatlas.run.instruments.instrument import (
     DeviceEvents,
     Samples,
     StopRule,
-    UnthrottledInstrument,
     WallClock,
 )
 

@@ -361,12 +361,16 @@ def _note(stored: RowDuration) -> str:
     """Returns the note of a stored row: populations and kernels of a capture, a failed run, a composition."""
     if stored.lost:
         return f"the last run of the row ended with status {stored.lost}: the duration is of an earlier one"
-    if stored.is_captured and stored.duration.quality:
+    told = "" if stored.composed is not None else UNKNOWN_COMPOSITION
+    if not stored.is_captured:
+        return told
+    if stored.duration.quality:
         # The duration is the average: neither population may have it.
-        return f"the capture has {stored.row.cell(col.PROFILING_POPULATIONS)}: the duration is the average of all"
-    if stored.is_captured and (kernels := stored.row.cell(col.PROFILING_KERNEL_NAMES)):
-        return f"{stored.row.cell(col.PROFILING_SOURCE)}: {kernels}"
-    return "" if stored.composed is not None else UNKNOWN_COMPOSITION
+        told = f"the capture has {stored.row.cell(col.PROFILING_POPULATIONS)}: the duration is the average of all"
+    elif kernels := stored.row.cell(col.PROFILING_KERNEL_NAMES):
+        told = f"{stored.row.cell(col.PROFILING_SOURCE)}: {kernels}"
+    of_mean = "each sequence has the mean length of its step" if col.MEAN_LENGTHS in stored.row.cells.items() else ""
+    return "; ".join(filter(None, (told, of_mean)))
 
 
 def answer_collective(

@@ -277,11 +277,15 @@ class ProcessGuard:
             raise CandidateRejected(ErrorClass.HACK, "thread", text)
 
 
+#: What measures a candidate: the modules of instruments, of devices (caches, throttling), of turns, and this one.
+_MEASURING = ("opatlas.run.instruments.", "opatlas.run.devices.", "opatlas.run.sampling", __name__)
+
+
 def _measuring() -> list[Any]:
     """Returns the modules and classes whose functions decide what a duration is."""
     found: list[Any] = [time, torch.cuda, torch.cuda.Event, torch.cuda.Stream]
     for name, module in list(sys.modules.items()):
-        if name.startswith("opatlas.run.instruments.") or name == "opatlas.outer.judging.trial":
+        if name.startswith(_MEASURING):
             found.append(module)
             found += [each for each in vars(module).values() if isinstance(each, type) and each.__module__ == name]
     return found

@@ -8,9 +8,8 @@ limit ends first.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import monotonic, perf_counter_ns
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -381,70 +380,3 @@ def open_msprof(kind: str, settings: MeasureSettings) -> MarkedLaunches:
     import torch
 
     return MarkedLaunches(MSPROF, torch.device(kind), torch.get_device_module(kind).synchronize)
-
-
-#: Pause between two questions whether the throttling has ended, in seconds, and the most pauses of a row. A power cap
-#: of an earlier row ends within tenths of a second; a longer one comes from the row itself.
-_PAUSE_S, _MOST_PAUSES = 0.005, 100
-#: Samples that take longer together throttle the device themselves. On two H200s 84 of 87 of these rows throttled it
-#: again after a wait; of 108 rows whose samples took less than 100 ms, 3.
-_OWN_THROTTLING_US = 150_000
-#: Behind so long samples an H200 does not tell of low clocks: a fifth of the rows within 60 ms took a quarter longer.
-_HEATING_US, _REST_S = 15_000, 0.06
-
-
-class UnthrottledInstrument:
-    """Wraps an instrument: waits until the device is not throttled, and repeats samples of a throttled device once.
-
-    Samples of a row that throttles the device itself are repeated at once, so that all are samples of the same clocks.
-
-    Attributes:
-        name: name of the wrapped instrument.
-        wrapped: the wrapped instrument.
-    """
-
-    def __init__(
-        self,
-        instrument: Instrument,
-        throttles: Callable[[], tuple[str, ...]],
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        """
-        Args:
-            instrument: the wrapped instrument.
-            throttles: returns why the clocks are lowered now; () for normal clocks.
-            sleep: waits some seconds; replaced in tests.
-        """
-        self.name = instrument.name
-        self.wrapped = instrument
-        self._throttles = throttles
-        self._sleep = sleep
-
-    def sample(self, call: Callable[[], object], before_each: Callable[[], None] | None, rule: Rule) -> Samples:
-        """Takes samples as `Instrument.sample` does, without samples of a throttled device.
-
-        The notes count discarded samples; `throttled` refers to the kept samples.
-        """
-        pauses = [_PAUSE_S] * _MOST_PAUSES
-        dropped, reasons = 0, self._wait(pauses)
-        samples = self.wrapped.sample(call, before_each, rule)
-        reasons = self._throttles() or reasons
-        again = rule.again() if reasons and pauses else None
-        if again is not None:
-            dropped = len(samples.durations_us)
-            # The throttling of a short row comes from an earlier row. A long row is measured in its own steady state.
-            reasons = self._wait(pauses) if sum(samples.durations_us) < _OWN_THROTTLING_US else ()
-            samples = self.wrapped.sample(call, before_each, again)
-            reasons = self._throttles() or reasons
-        if sum(samples.durations_us) > _HEATING_US:
-            self._sleep(_REST_S)
-        were = "sample was" if dropped == 1 else "samples were"
-        notes = [f"{dropped} {were} dropped: the device was throttled"] if dropped else []
-        throttled = f"the device was throttled ({', '.join(reasons)})" if reasons else ""
-        return replace(samples, notes=(*samples.notes, *notes), throttled=throttled)
-
-    def _wait(self, pauses: list[float]) -> tuple[str, ...]:
-        """Waits until the device is not throttled, or no pause is left. Returns why it is still throttled."""
-        while (reasons := self._throttles()) and pauses:
-            self._sleep(pauses.pop())
-        return reasons
