@@ -156,6 +156,9 @@ def test_random_routing_asks_for_rows_with_that_load_then_for_equal_ones(tmp_pat
     captured = [{**call.cells, "Expert Load": "", "Profiling Average Duration(us)": "40"} for call in experts]
     assert parts("captured", *equal, *captured) == [(40, "captured")] * 2
     assert parts("captured and replayed", *equal, *loaded, *captured) == [(70, "random"), (40, "captured")]
+    assert [load for _, load in parts("captured", *equal, *captured, routing="equal")] == ["", ""]
+    asked = opatlas.open(tmp_path / "captured").query_row("GroupedMatmul", captured[0])
+    assert (asked.how, asked.source) == ("analytic", "captured, replayed")
     others = [
         {**call.cells, "Average Duration(us)": "60"}
         for batch in (8, 16, 32, 128)

@@ -175,7 +175,8 @@ class ImplementationAnswers:
     def _unlike(self, rows: AnsweringRows, name: str, cells: Mapping[str, str]) -> Mapping[str, str]:
         """Returns in what the rows of an implementation are unlike a call that they predict: its dtypes, its load."""
         has_dtypes = is_communication(rows.kernel_type) or rows.has_dtypes(cells)
-        has_load = not cells.get(col.EXPERT_LOAD) or self.predictor(rows.kernel_type, name).has_alike(cells)
+        asks_load = cells.get(col.EXPERT_LOAD) or rows.captured_load.all()
+        has_load = not asks_load or self.predictor(rows.kernel_type, name).has_alike(cells)
         return {
             "dtypes": "" if has_dtypes else "no row has these dtypes",
             "load": "" if has_load else "few rows have this load: from others too",

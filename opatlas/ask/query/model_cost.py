@@ -257,9 +257,9 @@ def _part_cost(layouts: tuple[ModelCall, ModelCall], answers: ImplementationAnsw
     load = call.cells.get(EXPERT_LOAD, "")
     if load and (found is None or found[1].other_load):
         # A captured row has the load of the tokens that were captured.
-        plain, in_nz = (replace(each, cells={**each.cells, EXPERT_LOAD: ""}) for each in layouts)
+        plain, in_nz = (replace(each, cells={**each.cells, EXPERT_LOAD: Source.CAPTURED.value}) for each in layouts)
         captured = answer_call((plain, in_nz), answers, stack)
-        if captured and captured[1].how is How.MEASURED and captured[1].source == Source.CAPTURED.value:
+        if captured and captured[1].how is How.MEASURED:
             found, load = captured, Source.CAPTURED.value
     if call.nearest and (found is None or found[1].other_dtypes or found[1].other_load):
         plain, in_nz = (replace(each, cells=each.nearest) for each in layouts)

@@ -74,15 +74,17 @@ def predicting_rows(rows: AnsweringRows) -> Mask:
     """Returns which rows take part in predictions of others.
 
     Those with noisy samples, and those whose last run did not measure them, do not, unless too few others are left.
-    Of messages of collectives, whose samples differ much, those do whose mean is known well.
+    Of messages of collectives, whose samples differ much, those do whose mean is known well. Captured products of
+    experts, whose loads nobody knows, do only where all rows are such.
     """
     error = rows.numbers("std_us") / rows.duration_us / np.sqrt(np.fmax(rows.numbers("samples"), 1))
     known = is_communication(rows.kernel_type) & (error <= NOISE_LIMIT / 2)
     # The samples of a capture are launches in different places of a step.
-    good: Mask = (~rows.noisy | rows.captured | known) & np.array(
-        [each.lost is None for each in rows.found], dtype=bool
-    )
-    return good if good.sum() >= LEAST_ROWS else np.ones(len(rows), dtype=bool)
+    kept = np.array([each.lost is None for each in rows.found], dtype=bool) & ~rows.captured_load
+    good: Mask = (~rows.noisy | rows.captured | known) & kept
+    if good.sum() >= LEAST_ROWS:
+        return good
+    return np.ones(len(rows), dtype=bool) if rows.captured_load.all() else ~rows.captured_load
 
 
 class Predictor:
@@ -100,7 +102,7 @@ class Predictor:
         self._path = folder() / f"{_key(rows, cores, used)}.msgpack"
         self._stored = _load(self._path)
         self._found = (
-            [self._features_of(row.cells) if use else None for row, use in zip(rows, used.tolist(), strict=True)]
+            [self._features_of(rows.row_cells(i)) if use else None for i, use in enumerate(used.tolist())]
             if self._stored is None
             else self._stored.features
         )
