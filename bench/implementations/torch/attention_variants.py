@@ -132,6 +132,38 @@ def flash_attention_score(
     return _join_heads(out, input_layout), highest, torch.ones_like(highest)
 
 
+def recurrent_gated_delta_rule(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    state: Tensor,
+    beta: Tensor,
+    scale: float,
+    actual_seq_lengths: Tensor,
+    ssm_state_indices: Tensor,
+    g: Tensor,
+) -> Tensor:
+    """Returns linear attention of a few tokens (T, Nv, Dv), and stores the state of each token in its place.
+
+    The sequences are of one length. A state is (Nv, Dv, Dk); e^g is its decay, beta the share of a value that counts.
+    """
+    batch = len(actual_seq_lengths)
+    batch -= len(query) % batch > 0
+    group = value.shape[1] // key.shape[1]
+    q, k = (x.float().unflatten(0, (batch, -1)).repeat_interleave(group, 2) for x in (query, key))
+    v, share, decay = (x.float().unflatten(0, (batch, -1)) for x in (value, beta, g.exp()))
+    places = ssm_state_indices.view(batch, -1).long()
+    own, outs = state[places[:, 0]].float(), []
+    for i in range(q.shape[1]):
+        own = own * decay[:, i, :, None, None]
+        difference = v[:, i] - torch.matmul(own, k[:, i, :, :, None]).squeeze(-1)
+        own = own + (difference * share[:, i, :, None])[..., None] * k[:, i, :, None]
+        outs.append(torch.matmul(own, q[:, i, :, :, None]).squeeze(-1) * scale)
+        state[places[:, i]] = own.to(state.dtype)
+    return torch.stack(outs, 1).flatten(0, 1).to(query.dtype)
+
+
 def dense_attention(
     query: Tensor,
     key: Tensor,
