@@ -10,23 +10,16 @@ from opatlas.run.formula import Draw, Part, parts
 
 @parts()
 def recurrent_gated_delta_rule(
-    draw: Draw,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    state: Tensor,
-    beta: Tensor,
-    scale: float,
-    actual_seq_lengths: Tensor,
-    ssm_state_indices: Tensor,
-    g: Tensor,
+    draw: Draw, query: Tensor, key: Tensor, value: Tensor, *, state: Tensor, scale: float, **of_tokens: Tensor
 ) -> tuple[Part, ...]:
     """Computes, token by token, S' = e^g S, S = S' + beta (v - S' k) k^T, o = scale S q (Yang et al. 2024).
 
     A sequence begins with the state of its first token, and stores one for each token. Other states stay.
     """
-    lengths = [length for length in actual_seq_lengths.tolist() if length]
+    beta, g, ssm_state_indices, own_lengths = (
+        of_tokens[name] for name in ("beta", "g", "ssm_state_indices", "actual_seq_lengths")
+    )
+    lengths = [length for length in own_lengths.tolist() if length]
     heads, group, size = value.shape[1], value.shape[1] // key.shape[1], state.shape[-2:].numel()
     places, outs, states = [], [], []
     for number in draw(len(lengths) * heads, elements=max(lengths) * size, terms=max(lengths) * size):

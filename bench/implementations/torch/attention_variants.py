@@ -25,11 +25,9 @@ def lightning_indexer(
     actual_seq_lengths_query: Tensor,
     actual_seq_lengths_key: Tensor,
     block_table: Tensor,
-    layout_query: str,
-    layout_key: str,
     sparse_count: int,
-    sparse_mode: int,
     return_value: bool = False,
+    **of_npu: Any,
 ) -> tuple[Tensor, Tensor]:
     """Maps (T, N, D), (blocks, block size, 1, D), (T, N) to the best `sparse_count` keys of each query, (T, 1, count).
 
@@ -72,14 +70,9 @@ def sparse_flash_attention(
     *,
     block_table: Tensor,
     actual_seq_lengths_query: Tensor,
-    actual_seq_lengths_kv: Tensor,
     query_rope: Tensor,
     key_rope: Tensor,
-    sparse_block_size: int,
-    layout_query: str,
-    layout_kv: str,
-    sparse_mode: int,
-    attention_mode: int,
+    **of_npu: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns attention of (T, N, D) queries over the keys in `sparse_indices` (T, 1, K); -1 means no key.
 
@@ -170,11 +163,10 @@ def dense_attention(
     value: Tensor,
     *,
     num_heads: int,
-    num_key_value_heads: int,
     scale_value: float,
     input_layout: str,
     atten_mask: Tensor | None = None,
-    sparse_mode: int = 0,
+    **of_npu: Any,
 ) -> Tensor:
     """Returns attention over sequences of one length, in the layout of the queries.
 
