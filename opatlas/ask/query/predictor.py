@@ -20,7 +20,7 @@ from threadpoolctl import ThreadpoolController
 
 from opatlas.ask.query.answering_rows import AnsweringRows
 from opatlas.ask.query.features import RowFeatures, row_features
-from opatlas.ask.query.kernel_model import LEAST_ROWS, Asked, Fit, KernelModel
+from opatlas.ask.query.kernel_model import LEAST_ROWS, OWN_ROWS, Asked, Fit, KernelModel
 from opatlas.ask.query.question import How, UsedRow
 from opatlas.data.csv_files import write_bytes
 from opatlas.data.manifest import code_digest
@@ -145,10 +145,13 @@ class Predictor:
         with _one_blas_thread():
             return self.model.correlations(known)
 
-    def has_alike(self, cells: Mapping[str, str]) -> bool:
-        """Returns whether as many rows as a model needs have the slots, dtypes and Expert Load of a row."""
+    def other_loads(self, cells: Mapping[str, str]) -> tuple[str, bool]:
+        """Returns a note where rows of other loads predict a row too, and whether its own are too few for a model."""
         asked = self._features_of(cells)
-        return asked is not None and sum(each.regime == asked.regime for each in self._features) >= LEAST_ROWS
+        alike = sum(asked is not None and each.regime == asked.regime for each in self._features)
+        if alike < LEAST_ROWS:
+            return "few rows have this load: from others too", True
+        return "from rows of other loads or dtypes too" if alike < min(OWN_ROWS, len(self._features)) else "", False
 
     def _features_of(self, cells: Mapping[str, str]) -> RowFeatures | None:
         return row_features(self._rows.kernel_type, cells, self._cores)
