@@ -14,6 +14,9 @@ from opatlas.row.location import named_folder
 
 if TYPE_CHECKING:
     from opatlas.theory.model_step import Step
+else:
+    # Python 3.10 has no later cyclopts than 4, which takes a parameter of any type for a text.
+    Step = object
 
 
 def reads(read: Callable[[str], Any]) -> Parameter:
@@ -54,6 +57,6 @@ def _read_step(text: str) -> Step:
 
 
 #: `MODEL,batch=64,context=4096,tp=8,phase=prefill`.
-OneStep = Annotated[Any, reads(_read_step)]
+OneStep = Annotated[Step | None, reads(_read_step)]
 #: Several of them.
 Steps = Annotated[tuple[Any, ...], reads_each(_read_step)]

@@ -188,6 +188,7 @@ def products(*durations: tuple[int, float], std: float = 0.1) -> list[dict[str, 
         ("monotone", [product(353, 62.4), product(438, 38.7, Cache_State="warm")], []),
         ("monotone", [product(353, 62.4), product(438, 38.7, Instrument="kineto")], []),
         ("monotone", [product(353, 62.4, n=2048), product(438, 38.7)], []),
+        ("monotone", [product(353, 62.4, Step="Qwen/Qwen3-8B,batch=353"), product(438, 38.7, Step="other")], []),
         # 2 x 4096 x 512 x 1024 operations take 4.3 us at 989.5 TFLOP/s.
         ("below-roofline", products((4096, 1.0)), [2]),
         ("below-roofline", products((4096, 6.0)), []),

@@ -259,7 +259,7 @@ def _tensor_keys(table: RowTable) -> Iterator[tuple[tuple[object, ...], int | No
     Each leading dimension that equals M counts as M. The right operand of a matrix product keeps its own.
     """
     is_product = base_type(table.kernel_type) in PRODUCTS
-    extra = zip(*(table.cells(column) for column in col.EXTRA_IN_SIGNATURE), strict=True)
+    extra = zip(*(table.cells(column) for column in (*col.EXTRA_IN_SIGNATURE, *col.STEP_COLUMNS)), strict=True)
     slots = zip(*(table.cells(column) for column in (*col.INPUT_SLOTS, *col.OUTPUT_SLOTS)), strict=True)
     for cells, more in zip(slots, extra, strict=True):
         inputs = slot_words(*cells[:3], optional_inputs(table.kernel_type))

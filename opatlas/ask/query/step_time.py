@@ -63,7 +63,7 @@ class StepConstants:
 
 #: By the name of a device, in the order of the fields.
 CONSTANTS: Mapping[str, StepConstants] = {
-    "NVIDIA_H200": StepConstants(0.341, 32.8, 0.287, 0.0077, 0.0318, 3.69, 0.264, 0.317, 0.018, 0.394)
+    "NVIDIA_H200": StepConstants(0.347, 32.8, 0.289, 0.0073, 0.032, 3.69, 0.265, 0.318, 0.019, 0.394)
 }
 
 
