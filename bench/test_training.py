@@ -57,16 +57,8 @@ def test_nll_loss(row, replay):
     row.sizes("rows,classes; rows; classes")
     if row.output_shape(0):
         raise Unsupported("NLLLoss is replayed with one loss for all, not one for each target")
-    row.assume("the loss is a mean")
-    replay(
-        impl.nll_loss,
-        row.tensor(0, -8.0, 0.0),
-        row.indices(1, row.shape(0)[1]),
-        row.tensor(2, 0.5, 2.0),
-        _MEAN,
-        _IGNORE_NONE,
-        expected=formulas.nll_loss,
-    )
+    arguments = _of_nll(row, target=1, weight=2)
+    replay(impl.nll_loss, *arguments, _MEAN, _IGNORE_NONE, expected=formulas.nll_loss)
 
 
 @replays("NLLLossGrad", "NLLLossGradAiCore", npu="torch.ops.aten.nll_loss_backward")
@@ -76,19 +68,16 @@ def test_nll_loss_gradient(row, replay):
     row.sizes("rows,classes; ; rows; classes")
     for slot in (1, 4):
         row.expect_scalar(slot)
+    x, target, weight = _of_nll(row, target=2, weight=3)
+    how = (_MEAN, _IGNORE_NONE, weight[target.long()].sum())
+    gradient, expected = row.tensor(1, 0.5, 2.0), formulas.nll_loss_backward
+    replay(impl.nll_loss_backward, gradient, x, target, weight, *how, expected=expected)
+
+
+def _of_nll(row, target, weight):
+    """Returns log-probabilities, and the targets and the weights of the classes from these slots."""
     row.assume("the loss is a mean")
-    x, target, weight = row.tensor(0, -8.0, 0.0), row.indices(2, row.shape(0)[1]), row.tensor(3, 0.5, 2.0)
-    replay(
-        impl.nll_loss_backward,
-        row.tensor(1, 0.5, 2.0),
-        x,
-        target,
-        weight,
-        _MEAN,
-        _IGNORE_NONE,
-        weight[target.long()].sum(),
-        expected=formulas.nll_loss_backward,
-    )
+    return row.tensor(0, -8.0, 0.0), row.indices(target, row.shape(0)[1]), row.tensor(weight, 0.5, 2.0)
 
 
 @replays("EmbeddingDenseGradV2", npu="torch.ops.aten.embedding_dense_backward")

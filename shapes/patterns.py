@@ -1,9 +1,8 @@
-"""The patterns of attention, of mixtures of experts and of the fused split of queries, keys and values.
+"""The patterns whose rows have further cells: of attention and of the fused layer of experts.
 
-Their slots share many sizes, which is shorter in Python than in catalog.yaml. catalog.yaml names them like its own
-patterns. The Runtime cells of attention rows give the lengths of sequences; all sequences of a row have the same
-length. A decoding step has one query or a few for each sequence, a prefill has many. Tokens are spread evenly over the
-experts of a device.
+catalog.yaml names them like its own patterns. The Runtime cells of attention rows give the lengths of sequences; all
+sequences of a row have the same length. A decoding step has one query or a few for each sequence, a prefill has many.
+Tokens are spread evenly over the experts of a device.
 """
 
 from __future__ import annotations
@@ -23,10 +22,6 @@ _QUERIES = [*_DECODE_QUERIES, 128, 512, 1024, 2048, 4096, 8192]
 _SEQUENCES, _KEYS = "sequences", "key_lengths"
 
 _GROUPED_HEADS = {"from": "attention", "generic": {"q": [4, 8, 16, 32], "kv": [1, 4], "d": [128]}}
-_LATENT_HEADS = {
-    "from": "latent",
-    "generic": {"q": [4, 16, 32], "lora": [512], "nope": [128], "rope": [64], "v": [128]},
-}
 _PAGES = {"pages": f"(k + {BLOCK_SIZE - 1}) // {BLOCK_SIZE}", "blocks": "s * pages"}
 #: Limits of a step: tokens as in the products, keys as in a cache, and pairs of queries and keys as in the last chunk
 #: of the longest prompt. Engines divide prompts into chunks of 8192 tokens by default.
@@ -120,23 +115,18 @@ LATENT = _fused(
     {_QUERY: "s,q,t,lora", _QUERY_ROPE: "s,q,t,rope", _KV_LENGTHS: "s", _TABLE: "s,pages"}
     | {_KEY_ROPE: f"blocks,1,{BLOCK_SIZE},rope"}
     | dict.fromkeys((_KEY, _VALUE), f"blocks,1,{BLOCK_SIZE},lora"),
-    axes={"s": _SEQUENCES, "t": _DECODE_QUERIES, "k": _KEYS, "heads": _LATENT_HEADS},
+    axes={
+        "s": _SEQUENCES,
+        "t": _DECODE_QUERIES,
+        "k": _KEYS,
+        "heads": {
+            "from": "latent",
+            "generic": {"q": [4, 16, 32], "lora": [512], "nope": [128], "rope": [64], "v": [128]},
+        },
+    },
     let=_PAGES,
     where=_BOUNDS,
 )
-
-
-def _ring(keys: str, *, first: bool) -> dict[str, Any]:
-    """Returns a step of latent attention's prefill: the first, causal one, or one that continues it (slots 13, 14)."""
-    optional = "512,512;;;;;;;;;" if first else ";;;;;;;;t,q,v;q,t"
-    dtypes = ["BF16"] * 6 + [""] * 9 if first else ["BF16"] * 5 + [""] * 8 + ["BF16", "FLOAT"]
-    return {
-        "axes": {"t": "tokens", **({} if first else {"k": _KEYS}), "heads": _LATENT_HEADS},
-        "where": ["t <= 8192", "t >= 16"] if first else ["t <= 8192", "t >= 16", "k <= 8192", "k >= 16"],
-        "inputs": _slots(f"t,q,nope;t,q,rope;{keys},q,nope;{keys},q,rope;{keys},q,v;{optional}"),
-        "outputs": _slots("t,q,v;q,t"),
-        "forms": [f"{';'.join(dtypes)} -> BF16;FLOAT"],
-    }
 
 
 #: The selection of keys for each query: queries (tokens, heads, D), keys in pages, weights, lengths, block table.
@@ -175,34 +165,6 @@ SPARSE = {
 }
 
 
-_EXPERTS = {"from": "experts", "generic": {"e": [8, 64], "w": [1024], "h": [2048], "top": [8], "ep": [1]}}
-_ROUTER = {"from": "router", "generic": {"e": [64, 256], "top": [8], "h": [2048]}}
-
-
-def _grouped(m: str, k: str, n: str, *, quantized: bool) -> dict[str, Any]:
-    """Returns a grouped product of x (M, K) and weights (E, K, N), with group ends (slot 7), perhaps scales (3, 8)."""
-    both = "{0};{0};;FLOAT;;;;INT64;FLOAT | ND;FRACTAL_NZ;;ND;;;;ND;ND -> BF16"
-    forms = [both.format("INT8"), both.format("FLOAT8_E4M3FN")] if quantized else ["BF16;BF16;;;;;;INT64; -> BF16"]
-    return _of_experts(f"{m},{k};e,{k},{n};;{f'e,{n};;;;e;{m}' if quantized else ';;;;e;'}", f"{m},{n}", forms)
-
-
-def _grouped_blocks(m: str, k: str, n: str) -> dict[str, Any]:
-    """Returns a grouped product in FP8 of x (M, K) and weights (E, N, K), with scales of blocks as in DeepSeek-V3."""
-    rows, columns = f"({n} + 127) // 128", f"({k} + 127) // 128"
-    forms = ["FLOAT8_E4M3FN;FLOAT8_E4M3FN;;FLOAT;;;;INT64;FLOAT -> BF16"]
-    return _of_experts(f"{m},{k};e,{n},{k};;e,{rows},{columns};;;;e;{m},{columns}", f"{m},{n}", forms)
-
-
-def _of_experts(inputs: str, outputs: str, forms: list[str], **more: Any) -> dict[str, Any]:
-    axes = {"m": "tokens", "experts": _EXPERTS}
-    return {"axes": axes, "inputs": _slots(inputs), "outputs": _slots(outputs), "forms": forms, **more}
-
-
-def _routed(inputs: str, outputs: str, form: str) -> dict[str, Any]:
-    axes = {"m": "tokens", "router": _ROUTER}
-    return {"axes": axes, "inputs": _slots(inputs), "outputs": _slots(outputs), "forms": [form]}
-
-
 #: Conditions on the shapes of DispatchFFNCombine. The limits that a probe finds on a device are in the device's
 #: database (opatlas/theory/refused_shapes.py).
 DISPATCH_FFN_COMBINE_CONDITIONS: list[str] = ["top <= e * ep"]
@@ -210,61 +172,24 @@ DISPATCH_FFN_COMBINE_CONDITIONS: list[str] = ["top <= e * ep"]
 
 def _dispatch(*, quantized: bool) -> dict[str, Any]:
     """Returns the pattern of DispatchFFNCombine: x, two weights, each token's experts, two scales, router weights."""
-    form = (
-        "BF16;INT8;INT8;INT32;FLOAT;FLOAT;FLOAT | ND;FRACTAL_NZ;FRACTAL_NZ;ND;ND;ND;ND -> BF16;INT32"
-        if quantized
-        else "BF16;BF16;BF16;INT32;FLOAT;FLOAT;FLOAT -> BF16;INT32"
-    )
-    return _of_experts(
-        "m,h;e,h,2 * w;e,w,h;m,top;e,2 * w;e,h;m,top",
-        "m,h;e",
-        [form],
-        where=DISPATCH_FFN_COMBINE_CONDITIONS,
-        cells={EP_SIZE: parse_expression("ep")},
-    )
+    weight, formats = ("INT8", " | ND;FRACTAL_NZ;FRACTAL_NZ;ND;ND;ND;ND") if quantized else ("BF16", "")
+    experts = {"from": "experts", "generic": {"e": [8, 64], "w": [1024], "h": [2048], "top": [8], "ep": [1]}}
+    return {
+        "axes": {"m": "tokens", "experts": experts},
+        "inputs": _slots("m,h;e,h,2 * w;e,w,h;m,top;e,2 * w;e,h;m,top"),
+        "outputs": _slots("m,h;e"),
+        "forms": [f"BF16;{weight};{weight};INT32;FLOAT;FLOAT;FLOAT{formats} -> BF16;INT32"],
+        "where": DISPATCH_FFN_COMBINE_CONDITIONS,
+        "cells": {EP_SIZE: parse_expression("ep")},
+    }
 
-
-#: Queries, keys and values are split, normalized head by head and rotated. Inputs: the fused product, a table of
-#: angles for each position, the positions; outputs: the three parts.
-SPLIT_QKV = {
-    "axes": {
-        "m": "tokens",
-        "positions": [40960, 81920],
-        "heads": {"from": "attention", "generic": {"q": [4, 8, 32], "kv": [1, 4], "d": [128]}},
-    },
-    "let": {"queries": "q * d", "keys": "kv * d"},
-    "inputs": _slots("m,queries + 2 * keys;positions,d;m"),
-    "outputs": _slots("m,queries;m,keys;m,keys"),
-    "forms": ["BF16;BF16;INT64 -> BF16;BF16;BF16"],
-}
 
 PATTERNS: dict[str, dict[str, Any]] = {
     "paged_attention": PAGED,
     "packed_attention": PACKED,
     "latent_attention": LATENT,
-    "ring_first": _ring("t", first=True),
-    "ring_later": _ring("k", first=False),
     "lightning_indexer": LIGHTNING_INDEXER,
     "sparse_attention": SPARSE,
-    "grouped_gate_up": _grouped("m", "h", "2 * w", quantized=False),
-    "grouped_down": _grouped("m", "w", "h", quantized=False),
-    "grouped_gate_up_quantized": _grouped("m", "h", "2 * w", quantized=True),
-    "grouped_down_quantized": _grouped("m", "w", "h", quantized=True),
-    "grouped_gate_up_blocks": _grouped_blocks("m", "h", "2 * w"),
-    "grouped_down_blocks": _grouped_blocks("m", "w", "h"),
-    # With the gate's activation; the result is quantized again.
-    "grouped_swiglu_quantized": _of_experts(
-        "m,h;e,h,2 * w;e,2 * w;m;e",
-        "m,w;m",
-        ["INT8;INT8;FLOAT;FLOAT;INT64 | ND;FRACTAL_NZ;ND;ND;ND -> INT8;FLOAT"],
-    ),
     "dispatch_ffn_combine": _dispatch(quantized=False),
     "dispatch_ffn_combine_quantized": _dispatch(quantized=True),
-    "moe_gating": _routed("m,e;e", "m,top;m,top;m,e", "BF16;BF16 -> BF16;INT32;FLOAT"),
-    "moe_gating_softmax": _routed("m,e", "m,top;m,top;m,top", "BF16 -> BF16;INT32;INT32"),
-    "moe_init": _routed("m,h;m,top", "m * top,h;m * top;e", "BF16;INT32 -> BF16;INT32;INT64"),
-    "moe_init_quantized": _routed("m,h;m,top", "m * top,h;m * top;e;m * top", "BF16;INT32 -> INT8;INT32;INT64;FLOAT"),
-    "moe_permute": _routed("m,h;m,top", "m * top,h;m * top", "BF16;INT32 -> BF16;INT32"),
-    "moe_unpermute": _routed("m * top,h;m * top;m,top", "m,h", "BF16;INT32;BF16 -> BF16"),
-    "split_qkv": SPLIT_QKV,
 }

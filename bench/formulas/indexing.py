@@ -108,11 +108,7 @@ def scatter_elements(at: At, x: Tensor, axis: int, indices: Tensor, updates: Ten
     return overwrite(at, x, x.dim(), positions, lambda i: values[torch.unravel_index(i, indices.shape)])
 
 
-def _line_places(x: Tensor, axis: int, indices: Tensor, updates: Tensor) -> At:
-    return (indices,)
-
-
-@per_element(exact=True, written=_line_places)
+@per_element(exact=True, written=lambda x, axis, indices, updates: (indices,))
 def index_copy(at: At, x: Tensor, axis: int, indices: Tensor, updates: Tensor) -> Tensor:
     """Computes y[indices[i]] = updates[i], and x elsewhere."""
     return overwrite(at, x, 1, indices, lambda *source: updates[source])

@@ -62,7 +62,7 @@ def _permute(at: At, tokens: Tensor, indices: Tensor, num_out_tokens: int | None
 
 
 @per_element(exact=True)
-def _positions(at: At, tokens: Tensor, indices: Tensor, num_out_tokens: int | None = None) -> Tensor:
+def _positions(at: At, tokens: Tensor, indices: Tensor, *_: Any, **__: Any) -> Tensor:
     """Returns argsort(argsort(indices))."""
     return _order(_order(indices))[at[0]]
 
@@ -101,11 +101,6 @@ def _routed_copies(at: At, x: Tensor, expert_idx: Tensor, *, quant_mode: int, **
 
 
 @per_element(exact=True)
-def _copy_places(at: At, x: Tensor, expert_idx: Tensor, **unused: Any) -> Tensor:
-    return _order(_order(expert_idx))[at[0]]
-
-
-@per_element(exact=True)
 def _copies_of_experts(at: At, x: Tensor, expert_idx: Tensor, **unused: Any) -> Tensor:
     return (expert_idx.reshape(1, -1) == at[0][:, None]).sum(dim=-1)
 
@@ -116,7 +111,7 @@ def _scales_of_copies(at: At, x: Tensor, expert_idx: Tensor, **unused: Any) -> T
 
 
 #: Source: aclnnMoeInitRoutingV3.
-moe_init_routing = each(_routed_copies, _copy_places, _copies_of_experts, _scales_of_copies)
+moe_init_routing = each(_routed_copies, _positions, _copies_of_experts, _scales_of_copies)
 
 
 def _order(indices: Tensor) -> Tensor:

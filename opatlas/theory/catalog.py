@@ -24,7 +24,7 @@ from opatlas.theory.sources import SOURCES
 from opatlas.yaml_file import YamlError, parse_yaml
 
 PATH = Path(import_module("opatlas.shapes").__path__[0], "catalog.yaml")
-#: The patterns of shapes/patterns.py, whose slots share sizes in ways that are easier to write in Python.
+#: The patterns of shapes/patterns.py, whose rows have further cells.
 _IN_PYTHON: Mapping[str, Mapping[str, Any]] = import_module("opatlas.shapes.patterns").PATTERNS
 
 

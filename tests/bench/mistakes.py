@@ -236,6 +236,23 @@ MISTAKES: list[tuple[str, str, Callable[..., Any]]] = [
     ),
     ("ApplyTopKTopPCustom", "no top-k", lambda logits, p, k: logits),
     ("TopKV2", "smallest", lambda x, k, dim: torch.topk(x, k, dim, largest=False)),
+    # Linear attention.
+    ("RecurrentGatedDeltaRule", "no decay", lambda *a, g, **o: impl.recurrent_gated_delta_rule(*a, g=g * 0, **o)),
+    (
+        "RecurrentGatedDeltaRule",
+        "not scaled",
+        lambda *a, scale, **o: impl.recurrent_gated_delta_rule(*a, scale=1.0, **o),
+    ),
+    (
+        "RecurrentGatedDeltaRule",
+        "states not written",
+        lambda *a, state, **o: impl.recurrent_gated_delta_rule(*a, state=state.clone(), **o),
+    ),
+    (
+        "RecurrentGatedDeltaRule",
+        "the whole value counts",
+        lambda *a, beta, **o: impl.recurrent_gated_delta_rule(*a, beta=beta * 0 + 1, **o),
+    ),
     # Attention over sequences of one length.
     (
         "IncreFlashAttention",

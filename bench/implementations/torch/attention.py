@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -144,10 +145,8 @@ def ring_mla(
     pre_out: Tensor | None = None,
     prev_lse: Tensor | None = None,
     qk_scale: float,
-    kernel_type: str,
     mask_type: str,
-    input_layout: str,
-    calc_type: str,
+    **of_npu: Any,
 ) -> tuple[Tensor, Tensor]:
     """Computes a step of ring attention over (T, heads, D) tokens: (T, N, Dv) and the log-sum-exp (N, T).
 

@@ -25,11 +25,9 @@ def lightning_indexer(
     actual_seq_lengths_query: Tensor,
     actual_seq_lengths_key: Tensor,
     block_table: Tensor,
-    layout_query: str,
-    layout_key: str,
     sparse_count: int,
-    sparse_mode: int,
     return_value: bool = False,
+    **of_npu: Any,
 ) -> tuple[Tensor, Tensor]:
     """Maps (T, N, D), (blocks, block size, 1, D), (T, N) to the best `sparse_count` keys of each query, (T, 1, count).
 
@@ -72,14 +70,9 @@ def sparse_flash_attention(
     *,
     block_table: Tensor,
     actual_seq_lengths_query: Tensor,
-    actual_seq_lengths_kv: Tensor,
     query_rope: Tensor,
     key_rope: Tensor,
-    sparse_block_size: int,
-    layout_query: str,
-    layout_kv: str,
-    sparse_mode: int,
-    attention_mode: int,
+    **of_npu: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns attention of (T, N, D) queries over the keys in `sparse_indices` (T, 1, K); -1 means no key.
 
@@ -132,17 +125,48 @@ def flash_attention_score(
     return _join_heads(out, input_layout), highest, torch.ones_like(highest)
 
 
+def recurrent_gated_delta_rule(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    state: Tensor,
+    beta: Tensor,
+    scale: float,
+    actual_seq_lengths: Tensor,
+    ssm_state_indices: Tensor,
+    g: Tensor,
+) -> Tensor:
+    """Returns linear attention of a few tokens (T, Nv, Dv), and stores the state of each token in its place.
+
+    The sequences are of one length. A state is (Nv, Dv, Dk); e^g is its decay, beta the share of a value that counts.
+    """
+    batch = len(actual_seq_lengths)
+    batch -= len(query) % batch > 0
+    group = value.shape[1] // key.shape[1]
+    q, k = (x.float().unflatten(0, (batch, -1)).repeat_interleave(group, 2) for x in (query, key))
+    v, share, decay = (x.float().unflatten(0, (batch, -1)) for x in (value, beta, g.exp()))
+    places = ssm_state_indices.view(batch, -1).long()
+    own, outs = state[places[:, 0]].float(), []
+    for i in range(q.shape[1]):
+        own = own * decay[:, i, :, None, None]
+        difference = v[:, i] - torch.matmul(own, k[:, i, :, :, None]).squeeze(-1)
+        own = own + (difference * share[:, i, :, None])[..., None] * k[:, i, :, None]
+        outs.append(torch.matmul(own, q[:, i, :, :, None]).squeeze(-1) * scale)
+        state[places[:, i]] = own.to(state.dtype)
+    return torch.stack(outs, 1).flatten(0, 1).to(query.dtype)
+
+
 def dense_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     *,
     num_heads: int,
-    num_key_value_heads: int,
     scale_value: float,
     input_layout: str,
     atten_mask: Tensor | None = None,
-    sparse_mode: int = 0,
+    **of_npu: Any,
 ) -> Tensor:
     """Returns attention over sequences of one length, in the layout of the queries.
 

@@ -26,11 +26,10 @@ def moe_gating_top_k(
     k_group: int = 1,
     group_count: int = 1,
     group_select_mode: int = 0,
-    renorm: int = 0,
     norm_type: int = 0,
-    out_flag: bool = False,
     routed_scaling_factor: float = 1.0,
     eps: float = 1e-20,
+    **of_npu: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Maps logits (T, E) to the weights of k experts, their numbers, and all normalized logits in float32.
 
@@ -52,9 +51,9 @@ def moe_gating_top_k(
 
 def moe_gating_top_k_softmax(x: Tensor, finished: None, k: int) -> tuple[Tensor, Tensor, Tensor]:
     """Maps logits (T, E) to the weights and numbers of k experts; copy j of token t has the number j T + t."""
-    weights, experts = x.float().softmax(dim=-1).topk(k, dim=-1)
+    weights, experts, _ = moe_gating_top_k(x, k)
     copies = torch.arange(k * len(x), dtype=torch.int32, device=x.device).view(k, -1).T.contiguous()
-    return weights.to(x.dtype), experts.to(torch.int32), copies
+    return weights, experts, copies
 
 
 def moe_init_routing(
@@ -98,10 +97,8 @@ def grouped_matmul(
     scale: Sequence[Tensor] | None = None,
     per_token_scale: Sequence[Tensor] | None = None,
     group_list: Tensor,
-    split_item: int,
-    group_type: int,
-    group_list_type: int,
     output_dtype: torch.dtype | None = None,
+    **of_npu: Any,
 ) -> list[Tensor] | Prepared:
     """Multiplies rows of x (M, K) by the matrix of their group, of weight (E, K, N): (M, N), in lists of one.
 
@@ -110,7 +107,6 @@ def grouped_matmul(
         per_token_scale: (M); (M, K / 128) with a scale for FP8.
         group_list: the end of each group of rows.
     """
-    assert (split_item, group_type, group_list_type) == (2, 0, 0)
     (rows,), (matrices,) = x, weight
     dtype = output_dtype or rows.dtype
     if not bias and dtype is rows.dtype and may_prepare(rows) and (grouped := _grouped_operator(rows, matrices)):
