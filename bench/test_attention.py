@@ -251,8 +251,12 @@ def _replay_dense(row, replay):
         shape, dtype = row.shape(slot), row.input_slots[slot].dtype
         if dtype not in ("BOOL", "INT8", "UINT8") or "atten_mask" in call:
             raise Unsupported(f"{row.kernel_type} is replayed with queries, keys, values and a mask alone")
-        fits = shape == CAUSAL_MASK or (queries in (1, keys) and shape[-1] == keys)
-        row.expect(fits, INPUT_SHAPES, f"slot {slot} must be the mask of the {queries} queries and {keys} keys")
+        own = shape[-1:] == (keys,) if queries == 1 else shape[-2:] == (queries, keys) == (keys, keys)
+        row.expect(
+            own or (shape == CAUSAL_MASK and queries <= keys),
+            INPUT_SHAPES,
+            f"slot {slot} must be the mask of the {queries} queries and {keys} keys",
+        )
         call["atten_mask"] = row.upper_triangle(shape, dtype) if queries > 1 else row.filled(shape, dtype, 0)
         call |= {"sparse_mode": 3} if shape == CAUSAL_MASK else {}
         row.assume("a causal mask" if queries > 1 else "no key is hidden")

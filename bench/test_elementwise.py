@@ -109,7 +109,7 @@ def test_muls(row, replay):
 def test_muls_add(row, replay, custom_opp):
     """Reads the slots x, y, of which x is scaled; the capture of a Triton kernel may have the result, too."""
     row.expect_inputs(2, 3)
-    row.sizes("*all; *all")
+    row.sizes("; ".join(["*all"] * len(row.input_slots)))
     replay(impl.muls_add, row.tensor(0), row.tensor(1), 2.5, expected=formulas.muls_add)
 
 

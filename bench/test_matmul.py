@@ -49,7 +49,7 @@ def test_batch_matmul(row, replay):
 def test_batch_matmul_transpose(row, replay, custom_opp):
     """Reads the slots x (tokens, heads, K), weight (heads, K, N), perhaps the result (tokens, heads, N)."""
     row.expect_inputs(2, 3)
-    row.sizes("tokens,heads,k; heads,k,n -> tokens,heads,n")
+    row.sizes("tokens,heads,k; heads,k,n; ?tokens,heads,n -> tokens,heads,n")
     expected, operands = formulas.batch_matmul_transpose, (row.tensor(0), row.tensor(1), row.destination())
     replay(impl.batch_matmul_transpose, *operands, overwrites=[2], expected=expected)
 
