@@ -322,8 +322,8 @@ def _served_parts(served: Served) -> Iterator[Part]:
 def _note(part: PartCost) -> str:
     other = "other dtypes" if part.other_dtypes else ""
     load = f"{part.expert_load} load" if part.expert_load else ""
-    # Of other predicted parts `how` says it.
-    told = part.note if part.how == How.MEASURED.value or load else ""
+    # That a part is predicted `how` says.
+    told = part.note if part.how == How.MEASURED.value or (load and "; " in part.note) else ""
     return ", ".join(filter(None, (part.reason, _COMPOSED[part.composed], other, load, told)))
 
 

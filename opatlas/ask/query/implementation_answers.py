@@ -165,7 +165,7 @@ class ImplementationAnswers:
             kernel_type,
             rows.label,
             prediction.rows,
-            note="; ".join(filter(None, (why, unlike.dtypes, unlike.load, note, unknown))),
+            note="; ".join(filter(None, (unlike.dtypes, unlike.load, why, note, unknown))),
             other_dtypes=bool(unlike.dtypes),
             other_load=unlike.other_load,
             rivals=() if stored is None else (self._of_row(rows, stored),),

@@ -70,8 +70,8 @@ class PartCost:
         tera_ops: the operations of products and of attention, in 10^12 a second; None if unknown.
         reason: why the duration is missing; "" if it is not.
         kernels: the device kernels of a call, of a predicted one those of the nearest row; 1 where rows do not say.
-        expert_load: of a grouped product with random routing the load of the rows that answer: "random", or "equal"
-            where too few have that; else "".
+        expert_load: of a grouped product with random routing the load of the rows that answer: "random", or "captured"
+            or "equal" where too few have that; else "".
         note: the note of the answer, as in `QueryResult`.
     """
 
