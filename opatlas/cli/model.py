@@ -18,6 +18,7 @@ from opatlas.ask.query.database import OpenDatabase
 from opatlas.ask.query.database import open as open_database
 from opatlas.ask.query.model_cost import ModelCost, PartCost, PartField
 from opatlas.ask.query.next_rows import NextRows
+from opatlas.ask.query.question import How
 from opatlas.ask.query.sweep import ComparedPoint, Served, SweptStep, served_costs, step_costs, write_plot
 from opatlas.data.database import Database
 from opatlas.data.fold import add_rows
@@ -321,7 +322,9 @@ def _served_parts(served: Served) -> Iterator[Part]:
 def _note(part: PartCost) -> str:
     other = "other dtypes" if part.other_dtypes else ""
     load = f"{part.expert_load} load" if part.expert_load else ""
-    return ", ".join(filter(None, (part.reason, _COMPOSED[part.composed], other, load)))
+    # Of other predicted parts `how` says it.
+    told = part.note if part.how == How.MEASURED.value or load else ""
+    return ", ".join(filter(None, (part.reason, _COMPOSED[part.composed], other, load, told)))
 
 
 def _share(us: float, cost: ModelCost) -> str | None:

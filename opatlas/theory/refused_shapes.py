@@ -13,14 +13,16 @@ from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
-from opatlas.row.columns import EP_SIZE, INPUT_DTYPES, INPUT_SHAPES, STATUS
+from opatlas.row.columns import CRASHES_IN_A_ROW, EP_SIZE, INPUT_DTYPES, INPUT_SHAPES, STATUS
 from opatlas.row.signature import column_cells
 from opatlas.row.slots import split_cell
 from opatlas.row.status import Status
 from opatlas.row.table import RowTable
+from opatlas.text import parse_whole
 
-#: Statuses of a row whose shape the kernel refuses: a case that crashes counts.
-_REFUSED = frozenset({Status.FAILED, Status.CRASHED, Status.TIMEOUT, Status.OOM, Status.DEVICE_ERROR})
+#: Statuses of a row whose shape the kernel refuses: a case that crashes counts. An error of the device may be due to
+#: other work on it, and so may a timeout, which counts from the second in a row.
+_REFUSED = frozenset({Status.FAILED, Status.CRASHED, Status.OOM, Status.UNSUPPORTED})
 
 
 @dataclass(frozen=True)
@@ -172,10 +174,12 @@ def read_constraints(table: RowTable) -> Constraints:
 
 
 def _trials(table: RowTable) -> Iterator[Trial]:
-    names = (STATUS, INPUT_SHAPES, INPUT_DTYPES, EP_SIZE)
-    for status, shapes, dtypes, ep_size in zip(*(column_cells(table.frame, name) for name in names), strict=True):
+    names = (STATUS, CRASHES_IN_A_ROW, INPUT_SHAPES, INPUT_DTYPES, EP_SIZE)
+    columns = (column_cells(table.frame, name) for name in names)
+    for status, crashes, shapes, dtypes, ep_size in zip(*columns, strict=True):
         found = Status.from_cell(status)
-        if found is Status.MEASURED or found in _REFUSED:
+        refused = found in _REFUSED or (found is Status.TIMEOUT and (parse_whole(crashes) or 0) > 1)
+        if found is Status.MEASURED or refused:
             # Weights of each expert have a slot of their own: such rows tell nothing.
             with suppress(ValueError):
                 kernel = MoeKernel(int(ep_size), split_cell(dtypes)[1])

@@ -146,9 +146,12 @@ def test_random_routing_asks_for_rows_with_that_load_then_for_equal_ones(tmp_pat
     equal = [{**call.nearest, "Average Duration(us)": "50"} for call in experts]
     loaded = [{**call.cells, "Average Duration(us)": "70"} for call in experts[:1]]
 
+    notes: list[str] = []
+
     def parts(folder: str, *rows: dict[str, str], **step: str) -> list[tuple[float | None, str]]:
         write_table(tmp_path / folder, "GroupedMatmul", pd.DataFrame(rows))
         found = opatlas.open(tmp_path / folder).model(MOE, batch=64, context=4096, **step).parts
+        notes.append(next(part.note for part in found if part.kernel_type == "GroupedMatmul"))
         return [(part.us_per_call, part.expert_load) for part in found if part.kernel_type == "GroupedMatmul"]
 
     assert parts("equal", *equal) == [(50, "equal"), (50, "equal")]
@@ -156,6 +159,9 @@ def test_random_routing_asks_for_rows_with_that_load_then_for_equal_ones(tmp_pat
     captured = [{**call.cells, "Expert Load": "", "Profiling Average Duration(us)": "40"} for call in experts]
     assert parts("captured", *equal, *captured) == [(40, "captured")] * 2
     assert parts("captured and replayed", *equal, *loaded, *captured) == [(70, "random"), (40, "captured")]
+    assert [load for _, load in parts("captured", *equal, *captured, routing="equal")] == ["", ""]
+    asked = opatlas.open(tmp_path / "captured").query_row("GroupedMatmul", captured[0])
+    assert (asked.how, asked.source) == ("analytic", "captured, replayed")
     others = [
         {**call.cells, "Average Duration(us)": "60"}
         for batch in (8, 16, 32, 128)
@@ -163,7 +169,20 @@ def test_random_routing_asks_for_rows_with_that_load_then_for_equal_ones(tmp_pat
         if call.nearest
     ]
     assert [load for _, load in parts("other sizes", *equal, *others)] == ["random", "random"]
+    assert "other loads" in notes[-1]
     assert [load for _, load in parts("both", *equal, *loaded, routing="equal")] == ["", ""]
+
+
+def test_a_part_has_the_note_of_its_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (call,) = (each for each in attention(1024) if each.part == "attention")
+    told = {"Profiling Average Duration(us)": "40", "Runtime metadata_completeness": "mean-lengths"}
+    write_table(tmp_path / "db", "FusedInferAttentionScore", pd.DataFrame([{**call.cells, **told}]))
+    found = opatlas.open(tmp_path / "db").model(MODEL, tp=2, batch=1, context=1024, phase="prefill")
+    (part,) = (each for each in found.parts if each.part == "attention")
+    assert "mean length" in part.note
+    asked = ["model", MODEL, str(tmp_path / "db"), "--tp", "2", "--batch", "1", "--context", "1024"]
+    assert main([*asked, "--phase", "prefill", "--format", "csv"]) == 0
+    assert "mean length" in capsys.readouterr().out
 
 
 def test_shipped_databases_give_the_cost_of_a_step() -> None:
@@ -263,23 +282,25 @@ def test_served_times_are_compared_and_points_left_out_are_listed(
         {"kv_load": 0.95},
         {"tp": 3},
         {"concurrency": 65},
-        {"model": "w", "tpot_ms": us / 1000 * 2},
+        {"model": "w", "hf_id": "Qwen/Qwen3-0.6B", "tpot_ms": us / 1000 * 2},
+        {"model": "q again", "concurrency": 66},
     ]
     served = tmp_path / "served.csv"
     pd.DataFrame([point, *({**point, **other} for other in others)]).to_csv(served, index=False)
     assert main(["model", "all", str(place), "--against", str(served), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     points, left, dropped = found["points"], found["refused"], found["dropped"]
-    assert [each["concurrency"] for each in points] == [64, 65, 64]
+    assert [each["concurrency"] for each in points] == [64, 65, 64, 66]
     assert points[0]["error"] == pytest.approx(0.5)
     words = [each["why"] for each in left]
     assert all(word in why for word, why in zip(("H100", "mxfp4", "x/y", "tp 3"), words, strict=True))
     assert ["cache" in each["why"] for each in dropped] == [True]
-    # Of `q` the engine is fitted on `w`, which takes twice its kernels.
-    assert points[0]["fitted_us"] == pytest.approx(us / resolve_model(MODEL).layers)
-    assert points[0]["fitted_error"] == pytest.approx(2 * 1.5 - 1)
+    # Of `q` the engine is fitted on the other model alone, whatever the labels.
+    assert points[0]["fitted_us"] == points[2]["added_us"]
+    after = us + points[2]["added_us"] * resolve_model(MODEL).layers
+    assert points[0]["fitted_error"] == pytest.approx(after / (us / 1.5) - 1)
     assert main(["model", "r", str(place), "--against", str(served)]) == 1
-    assert "no point of r: name one of q, w, or all" in capsys.readouterr().err
+    assert "no point of r: name one of q, w, q again, or all" in capsys.readouterr().err
 
 
 def windowed(folder: Path) -> str:

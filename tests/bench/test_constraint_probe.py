@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from opatlas.data.database import Database
 from opatlas.outer.doctor.shape_probe import first_cases, further_cases, probe, row_cells
-from opatlas.row.columns import INPUT_SHAPES, STATUS
+from opatlas.row.columns import CRASHES_IN_A_ROW, INPUT_SHAPES, STATUS
 from opatlas.theory.refused_shapes import Constraints, MoeKernel, MoeShape, Trial, read_constraints, shape_of
 
 KERNEL = MoeKernel(2, "DT_BF16")
@@ -60,14 +60,25 @@ def test_sizes_too_large_together_stay_so() -> None:
 
 
 def test_rows_with_another_status_or_other_slots_tell_nothing(tmp_path: Path) -> None:
-    found = {"measured": START, "failed": replace(START, m=64), "skipped": replace(START, m=128)}
+    found = {
+        "measured": START,
+        "failed": replace(START, m=64),
+        "skipped": replace(START, m=128),
+        "timeout": replace(START, m=130),
+        "device-error": replace(START, m=131),
+    }
     rows = [row_cells(shape, KERNEL, "FRACTAL_NZ") | {STATUS: status} for status, shape in found.items()]
+    again = replace(START, m=132)
+    rows.append(row_cells(again, KERNEL, "ND") | {STATUS: "timeout", CRASHES_IN_A_ROW: "2"})
     rows += [
         row_cells(replace(START, m=256), KERNEL, "ND"),
         {**rows[0], INPUT_SHAPES: "8,64;1,64,32", STATUS: "failed"},
     ]
     trials = read_constraints(Database(write_tables(tmp_path, {TYPE: rows})).read(TYPE)).trials
-    assert trials == (Trial(KERNEL, START, True), Trial(KERNEL, replace(START, m=64), False))
+    assert trials == (
+        Trial(KERNEL, START, True),
+        *(Trial(KERNEL, shape, False) for shape in (replace(START, m=64), again)),
+    )
 
 
 def test_the_probe_goes_on_where_a_session_has_ended(tmp_path: Path) -> None:

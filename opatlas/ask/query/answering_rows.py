@@ -19,7 +19,7 @@ from opatlas.errors import OpAtlasError
 from opatlas.row import columns as col
 from opatlas.row.communication import is_communication
 from opatlas.row.quality import Duration, Floats, Mask, Positions, Source
-from opatlas.row.signature import signatures
+from opatlas.row.signature import signature, signatures
 from opatlas.row.slots import FP8, SHAPES_OF, normal_words
 from opatlas.row.status import Status
 from opatlas.row.table import Row, RowTable
@@ -145,6 +145,8 @@ class AnsweringRows:
 
     def words_at(self, place: int, column: str) -> tuple[str, ...]:
         """Returns the words of a cell of one row, which takes less time than those of a column."""
+        if column == col.EXPERT_LOAD and self.captured_load[place]:
+            return normal_words(self.kernel_type, column, {column: Source.CAPTURED.value})
         position = self.positions[place]
         cells = {name: self.table.cells(name)[position] for name in (column, SHAPES_OF.get(column, column))}
         return normal_words(self.kernel_type, column, cells)
@@ -159,8 +161,27 @@ class AnsweringRows:
 
     @cached_property
     def signatures(self) -> list[str]:
-        """The signature of each row; the same for equal rows."""
-        return self._of_rows(self.table.signatures)
+        """The signature of each row; the same for equal rows. That of rows of `captured_load` has this load."""
+        found: list[str] = self._of_rows(self.table.signatures)
+        for place in np.flatnonzero(self.captured_load).tolist():
+            found[place] = signature(self.kernel_type, self.row_cells(place))
+        return found
+
+    @cached_property
+    def captured_load(self) -> Mask:
+        """Whether each row is a captured product of experts, whose load is that of the captured tokens.
+
+        A replay of the row has another load, so that these rows answer only where `Expert Load` is "captured".
+        """
+        grouped = self.kernel_type in col.GROUPED
+        return np.array(
+            [grouped and each.is_captured and not each.row.cell(col.EXPERT_LOAD) for each in self.found], dtype=bool
+        )
+
+    def row_cells(self, place: int) -> dict[str, str]:
+        """Returns the cells of a row by column."""
+        cells = self.found[place].row.cells
+        return {**cells, col.EXPERT_LOAD: Source.CAPTURED.value} if self.captured_load[place] else cells
 
     @cached_property
     def by_signature(self) -> Mapping[str, int]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -165,21 +165,19 @@ class ImplementationAnswers:
             kernel_type,
             rows.label,
             prediction.rows,
-            note="; ".join(filter(None, (why, *unlike.values(), note, unknown))),
-            other_dtypes=bool(unlike["dtypes"]),
-            other_load=bool(unlike["load"]),
+            note="; ".join(filter(None, (why, unlike.dtypes, unlike.load, note, unknown))),
+            other_dtypes=bool(unlike.dtypes),
+            other_load=unlike.other_load,
             rivals=() if stored is None else (self._of_row(rows, stored),),
             **rows.common,
         )
 
-    def _unlike(self, rows: AnsweringRows, name: str, cells: Mapping[str, str]) -> Mapping[str, str]:
-        """Returns in what the rows of an implementation are unlike a call that they predict: its dtypes, its load."""
+    def _unlike(self, rows: AnsweringRows, name: str, cells: Mapping[str, str]) -> _Unlike:
+        """Returns in what the rows of an implementation are unlike a call that they predict."""
         has_dtypes = is_communication(rows.kernel_type) or rows.has_dtypes(cells)
-        has_load = not cells.get(col.EXPERT_LOAD) or self.predictor(rows.kernel_type, name).has_alike(cells)
-        return {
-            "dtypes": "" if has_dtypes else "no row has these dtypes",
-            "load": "" if has_load else "few rows have this load: from others too",
-        }
+        asks_load = cells.get(col.EXPERT_LOAD) or rows.captured_load.all()
+        load = self.predictor(rows.kernel_type, name).other_loads(cells) if asks_load else ("", False)
+        return _Unlike("" if has_dtypes else "no row has these dtypes", *load)
 
     def _answering_rows(self, kernel_type: str, name: str) -> AnsweringRows:
         """Returns the rows of an implementation. Raises NoAnswer without rows."""
@@ -244,7 +242,7 @@ class ImplementationAnswers:
             cells |= dict(zip(unread, row_cells(frame.iloc[unread]), strict=True))
             unlike = {i: self._unlike(rows, name, cells[i]) for i in asked}
             # A prediction from rows of other dtypes goes before no stored row, and behind other predictions.
-            where = [i for i in asked if np.isnan(row_us[i]) or not unlike[i]["dtypes"]]
+            where = [i for i in asked if np.isnan(row_us[i]) or not unlike[i].dtypes]
             found = self.predictor(kernel_type, name).predict([cells[i] for i in where]) if where else []
             leading = {
                 i: (each.duration_us, *each.interval_us, each.how.value, rows.label)
@@ -254,9 +252,9 @@ class ImplementationAnswers:
             if leading:
                 common = {_COMMON[fact]: word for fact, word in rows.common.items() if fact in _COMMON}
                 table = pd.DataFrame.from_dict(leading, orient="index", columns=list(ANSWER_COLUMNS[:5]))
-                notes = ["; ".join(filter(None, unlike[i].values())) for i in leading]
+                notes = ["; ".join(filter(None, (unlike[i].dtypes, unlike[i].load))) for i in leading]
                 table = table.assign(**common, Composition=COMPOSITION_WORDS[rows.common["composed"]], Note=notes)
-                is_other = np.array([bool(unlike[i]["dtypes"]) for i in leading])
+                is_other = np.array([bool(unlike[i].dtypes) for i in leading])
                 alike += [table[~is_other]] if not is_other.all() else []
                 others += [table[is_other]] if is_other.any() else []
         best = pd.concat([_fastest(alike), stored, _fastest(others)]).groupby(level=0).head(1)
@@ -308,6 +306,14 @@ class ImplementationAnswers:
             device=self.device,
             compositions=self.compositions,
         )
+
+
+class _Unlike(NamedTuple):
+    """In what rows are unlike a call that they predict: notes on dtypes and load, and `QueryResult.other_load`."""
+
+    dtypes: str
+    load: str
+    other_load: bool
 
 
 def _fastest(tables: Iterable[pd.DataFrame]) -> pd.DataFrame:

@@ -38,8 +38,10 @@ from opatlas.row.quality import Floats, Mask, Positions
 
 #: Fewer rows fit no model.
 LEAST_ROWS = 8
-#: A regime with as many rows has a model of its own; the name of the model of all rows.
-_OWN_ROWS, _ALL = 64, ""
+#: A regime with as many rows has a model of its own.
+OWN_ROWS = 64
+#: The name of the model of all rows.
+_ALL = ""
 #: The predictions of a table with fewer rows use more of them, and a covariance that is fitted to them.
 _FEW_ROWS = 400
 #: The rows that a prediction uses, in large and in small tables.
@@ -118,7 +120,7 @@ class KernelModel:
         self._features, self._duration_us = features, duration_us
         self.fits = {} if fits is None else fits
         self._regimes = np.array([row.regime for row in features])
-        self._own = {regime for regime, rows in Counter(self._regimes.tolist()).items() if rows >= _OWN_ROWS}
+        self._own = {regime for regime, rows in Counter(self._regimes.tolist()).items() if rows >= OWN_ROWS}
         self._model = cache(self._make_model)
 
     def predict(self, features: Sequence[RowFeatures]) -> Predictions:

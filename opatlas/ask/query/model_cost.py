@@ -41,7 +41,7 @@ _TOUCH_FEW = ("Gather", "Index", "Cache", "Scatter")
 #: The fields of a part that are those of its answer.
 _OF_ANSWER = (
     *("kernel_type", "interval_us", "implementation", "device", "cache", "instrument", "source"),
-    *("composed", "other_dtypes"),
+    *("composed", "other_dtypes", "note"),
 )
 #: A field of a part that says how its duration is known, or how its rows were measured.
 PartField: TypeAlias = Literal["how", "device", "cache", "instrument", "source"]
@@ -72,6 +72,7 @@ class PartCost:
         kernels: the device kernels of a call, of a predicted one those of the nearest row; 1 where rows do not say.
         expert_load: of a grouped product with random routing the load of the rows that answer: "random", or "equal"
             where too few have that; else "".
+        note: the note of the answer, as in `QueryResult`.
     """
 
     part: str
@@ -95,6 +96,7 @@ class PartCost:
     reason: str = ""
     kernels: int = 1
     expert_load: str = ""
+    note: str = ""
 
     @property
     def us(self) -> float | None:
@@ -257,9 +259,9 @@ def _part_cost(layouts: tuple[ModelCall, ModelCall], answers: ImplementationAnsw
     load = call.cells.get(EXPERT_LOAD, "")
     if load and (found is None or found[1].other_load):
         # A captured row has the load of the tokens that were captured.
-        plain, in_nz = (replace(each, cells={**each.cells, EXPERT_LOAD: ""}) for each in layouts)
+        plain, in_nz = (replace(each, cells={**each.cells, EXPERT_LOAD: Source.CAPTURED.value}) for each in layouts)
         captured = answer_call((plain, in_nz), answers, stack)
-        if captured and captured[1].how is How.MEASURED and captured[1].source == Source.CAPTURED.value:
+        if captured and captured[1].how is How.MEASURED:
             found, load = captured, Source.CAPTURED.value
     if call.nearest and (found is None or found[1].other_dtypes or found[1].other_load):
         plain, in_nz = (replace(each, cells=each.nearest) for each in layouts)

@@ -20,7 +20,7 @@ from threadpoolctl import ThreadpoolController
 
 from opatlas.ask.query.answering_rows import AnsweringRows
 from opatlas.ask.query.features import RowFeatures, row_features
-from opatlas.ask.query.kernel_model import LEAST_ROWS, Asked, Fit, KernelModel
+from opatlas.ask.query.kernel_model import LEAST_ROWS, OWN_ROWS, Asked, Fit, KernelModel
 from opatlas.ask.query.question import How, UsedRow
 from opatlas.data.csv_files import write_bytes
 from opatlas.data.manifest import code_digest
@@ -74,15 +74,17 @@ def predicting_rows(rows: AnsweringRows) -> Mask:
     """Returns which rows take part in predictions of others.
 
     Those with noisy samples, and those whose last run did not measure them, do not, unless too few others are left.
-    Of messages of collectives, whose samples differ much, those do whose mean is known well.
+    Of messages of collectives, whose samples differ much, those do whose mean is known well. Captured products of
+    experts, whose loads nobody knows, do only where all rows are such.
     """
     error = rows.numbers("std_us") / rows.duration_us / np.sqrt(np.fmax(rows.numbers("samples"), 1))
     known = is_communication(rows.kernel_type) & (error <= NOISE_LIMIT / 2)
     # The samples of a capture are launches in different places of a step.
-    good: Mask = (~rows.noisy | rows.captured | known) & np.array(
-        [each.lost is None for each in rows.found], dtype=bool
-    )
-    return good if good.sum() >= LEAST_ROWS else np.ones(len(rows), dtype=bool)
+    kept = np.array([each.lost is None for each in rows.found], dtype=bool) & ~rows.captured_load
+    good: Mask = (~rows.noisy | rows.captured | known) & kept
+    if good.sum() >= LEAST_ROWS:
+        return good
+    return np.ones(len(rows), dtype=bool) if rows.captured_load.all() else ~rows.captured_load
 
 
 class Predictor:
@@ -100,7 +102,7 @@ class Predictor:
         self._path = folder() / f"{_key(rows, cores, used)}.msgpack"
         self._stored = _load(self._path)
         self._found = (
-            [self._features_of(row.cells) if use else None for row, use in zip(rows, used.tolist(), strict=True)]
+            [self._features_of(rows.row_cells(i)) if use else None for i, use in enumerate(used.tolist())]
             if self._stored is None
             else self._stored.features
         )
@@ -143,10 +145,13 @@ class Predictor:
         with _one_blas_thread():
             return self.model.correlations(known)
 
-    def has_alike(self, cells: Mapping[str, str]) -> bool:
-        """Returns whether as many rows as a model needs have the slots, dtypes and Expert Load of a row."""
+    def other_loads(self, cells: Mapping[str, str]) -> tuple[str, bool]:
+        """Returns a note where rows of other loads predict a row too, and whether its own are too few for a model."""
         asked = self._features_of(cells)
-        return asked is not None and sum(each.regime == asked.regime for each in self._features) >= LEAST_ROWS
+        alike = sum(asked is not None and each.regime == asked.regime for each in self._features)
+        if alike < LEAST_ROWS:
+            return "few rows have this load: from others too", True
+        return "from rows of other loads or dtypes too" if alike < min(OWN_ROWS, len(self._features)) else "", False
 
     def _features_of(self, cells: Mapping[str, str]) -> RowFeatures | None:
         return row_features(self._rows.kernel_type, cells, self._cores)

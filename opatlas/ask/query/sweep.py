@@ -127,6 +127,11 @@ class ComparedPoint:
         return self.point.engine, any(part.kernel_type == "GroupedMatmul" for part in self.cost.parts)
 
     @property
+    def model(self) -> str:
+        """The model, however a checkpoint stores it; the labels of one model may differ."""
+        return self.cost.model.removesuffix("-FP8")
+
+    @property
     def told(self) -> StepTime | ModelCost:
         """The time of the step where that is known, else its kernels."""
         return self.cost.time or self.cost
@@ -227,7 +232,7 @@ def served_costs(
         raise OpAtlasError(f"{path}: no point of {model}: name one of {', '.join(names) or 'no points'}, or all")
     fitted = []
     for each in found.points:
-        alike = [other for other in found.points if other.kind == each.kind and other.point.model != each.point.model]
+        alike = [other for other in found.points if other.kind == each.kind and other.model != each.model]
         fitted.append(replace(each, fitted_us=median(other.added_us for other in alike) if alike else None))
     return found._replace(points=fitted)
 

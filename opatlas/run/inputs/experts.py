@@ -55,7 +55,10 @@ def load_shares(load: str, experts: int, rows: int) -> list[float] | None:
 
 
 def used_experts(load: str, experts: int, rows: int) -> float:
-    """Returns how many experts have rows on average; of a cell that is no load, how many may have some."""
+    """Returns how many experts have rows on average; of a cell that is no load, how many may have some.
+
+    Rows are drawn with replacement, as stored rows were: of distinct choices of tokens slightly more have rows.
+    """
     shares = load_shares(load, experts, rows)
     if shares is None:
         return min(experts, rows)
