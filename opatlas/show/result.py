@@ -248,11 +248,11 @@ def text(parts: Iterable[Part], width: int = UNLIMITED, *, styled: bool = False)
 
 
 def screen(parts: Iterable[Part], width: int = SCREEN_COLUMNS, *, styled: bool = False) -> str:
-    """Returns what fits on a screen: the most important rows of each table, a line each; and how to see the others."""
+    """Returns all of it where that fits on a screen, else the most important rows of tables, and how to see all."""
     every = list(_not_empty(parts))
     is_whole = sum(_heights(every, width)) + len(every) - 1 <= SCREEN_LINES
-    if is_whole and "…" not in (lines := _text(every, width, styled, cut=True)):
-        return lines
+    if is_whole and (whole := _text(every, width, styled, cut=False)).count("\n") < SCREEN_LINES:
+        return whole
     kept = [part for part in every if is_whole or isinstance(part, str) or not part.detail]
     # The last line, and an empty one above each part and above the last line.
     room = SCREEN_LINES - len(kept) - 1

@@ -57,7 +57,7 @@ def test_all_rows_are_lines_where_no_terminal_limits_them(
     assert any("24.9 %  words" in line for line in text([narrow], 30).splitlines())
 
 
-@pytest.mark.parametrize("rows", [1, 6, 100])
+@pytest.mark.parametrize("rows", [6, 100])
 def test_a_screen_has_the_most_important_rows_and_both_ends_of_their_names(rows: int) -> None:
     names = [f"{'A' * 80}-{number}" for number in range(rows)]
     weighed = Table(("name", "us"), [(name, number) for number, name in enumerate(names)], weight=lambda row: row[1])
@@ -71,14 +71,14 @@ def test_a_screen_has_the_most_important_rows_and_both_ends_of_their_names(rows:
     assert len(lines) <= 24
     assert max(map(len, lines)) <= 60
     assert any(line.startswith("AAA") and line.endswith(f"-{rows - 1}  {rows - 1:2}".rstrip()) for line in lines)
-    assert ("seldom asked" in lines) == (rows == 1)
-    assert ("details" in lines[-1]) == (rows > 1)
+    assert "seldom asked" not in lines
+    assert "details" in lines[-1]
     assert "--format text" in lines[-1]
 
 
 def test_what_fits_on_a_screen_is_shown_as_it_is() -> None:
-    parts = [Table(("name",), [("a",), ("b",)], "names", detail=True), "a sentence"]
-    assert screen(parts) == text(parts)
+    parts = [Table(("name",), [("a",), ("words of a cell " * 12,)], "names", detail=True), "a sentence"]
+    assert screen(parts, 60) == text(parts, 60)
 
 
 def test_a_failed_build_is_told_by_the_first_error_of_the_compiler() -> None:

@@ -118,8 +118,9 @@ def _databases() -> dict[str, list[RowTable]]:
 
 
 def _numbers() -> dict[str, dict[str, Sequence[int]]]:
-    """By page, patterns of its text, and the numbers that their groups are."""
-    databases = _databases()
+    """By page, patterns of its text, and the numbers that their groups are. None in a copy without the databases."""
+    if not (databases := _databases()):
+        return {}
     rows = {folder: sum(map(len, tables)) for folder, tables in databases.items()}
     types = {folder: len(tables) for folder, tables in databases.items()}
     (torch,) = (name for name in rows if re.fullmatch(r"NVIDIA_H200/torch/[^/]*cuda[\d.]+", name))

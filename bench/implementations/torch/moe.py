@@ -59,14 +59,14 @@ def moe_gating_top_k_softmax(x: Tensor, finished: None, k: int) -> tuple[Tensor,
 def moe_init_routing(
     x: Tensor, expert_idx: Tensor, *, expert_num: int, quant_mode: int, **unused: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Returns `moe_token_permute`, the number of tokens of each expert (E), and the scales of INT8 copies (T k)."""
+    """Returns `moe_token_permute`, the tokens of each expert (E), and the scales of INT8 copies (T k), else none."""
     copies, position = moe_token_permute(x, expert_idx)
     experts = expert_idx.flatten().long()
     counts = torch.zeros(expert_num, dtype=torch.int64, device=x.device).scatter_add_(
         0, experts, torch.ones_like(experts)
     )
     if quant_mode < 0:
-        return copies, position, counts, x.new_empty(len(copies), dtype=torch.float32)
+        return copies, position, counts, x.new_empty(0, dtype=torch.float32)
     quantized, scales = dynamic_quant(copies)
     return quantized, position, counts, scales
 
