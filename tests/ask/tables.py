@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pandas as pd
 
+from opatlas.theory.model_calls import ModelCall, model_calls
+from opatlas.theory.sources import resolve_model
+
 RUN = "20260101T000000-aaaaaa"
 
 
@@ -35,3 +38,8 @@ def write_table(folder: Path, kernel_type: str, rows: pd.DataFrame) -> None:
     """Writes the CSV of a kernel type."""
     folder.mkdir(parents=True, exist_ok=True)
     rows.to_csv(folder / f"{kernel_type}.csv", index=False)
+
+
+def attention(length: int) -> list[ModelCall]:
+    """Returns the calls of a prompt, whose attention depends on its length."""
+    return model_calls(resolve_model("Qwen/Qwen3-32B"), tp=2, batch=1, context=length, phase="prefill")

@@ -13,9 +13,9 @@ import opatlas
 from opatlas.ask.query.implementation_answers import ImplementationAnswers
 from opatlas.cli.main import main
 from opatlas.row.columns import CACHE_STATE, INSTRUMENT
-from opatlas.theory.model_calls import ModelCall, model_calls
+from opatlas.theory.model_calls import model_calls
 from opatlas.theory.sources import resolve_model
-from tests.ask.tables import product_rows, write_table
+from tests.ask.tables import attention, product_rows, write_table
 
 MODEL, MOE = "Qwen/Qwen3-32B", "Qwen/Qwen3-30B-A3B"
 ROLES = ("qkv", "o_proj", "gate_up", "down")
@@ -351,87 +351,6 @@ def test_parts_that_no_row_has_are_missing_and_in_no_plan(tmp_path: Path) -> Non
     rows = opatlas.open(place).next_rows(1000, [opatlas.Step(str(tmp_path), batch=4, context=512)]).rows
     assert rows
     assert not {row.kernel_type for row in rows} & {"GatedDeltaRule", "CausalConvolution", "SigmoidMul"}
-
-
-def stacked(folder: Path, *, named: str = "") -> Path:
-    """Attention with a slow row at each power of two in the default, and faster rows of mine at other sizes."""
-    lengths = {"torch": [256 << i for i in range(9)], "mine": [i * 700 for i in range(1, 12)]}
-    for name, tokens in lengths.items():
-        rows = []
-        for length in tokens:
-            (call,) = (each for each in attention(length) if each.part == "attention")
-            us = (20 if name == "torch" else 10) * (1 + length**2 / 1e6)
-            rows.append({**call.cells, "Average Duration(us)": f"{us:.3f}", "Status": "measured", "Quality": "quiet"})
-        place = folder if name == "torch" else folder / "implementations" / "mine-1.0"
-        write_table(place, "FusedInferAttentionScore", pd.DataFrame(rows))
-    if named:
-        (folder / "stack.txt").write_text(named)
-    return folder
-
-
-def attention(length: int) -> list[ModelCall]:
-    return model_calls(resolve_model(MODEL), tp=2, batch=1, context=length, phase="prefill")
-
-
-@pytest.mark.parametrize(
-    ("named", "asked", "answers", "stack"),
-    [
-        ("", (), "torch", ["torch", "mine 1.0"]),
-        ("mine,torch\n", (), "mine 1.0", ["mine 1.0", "torch"]),
-        ("gone\nmine, torch", (), "mine 1.0", ["mine 1.0", "torch"]),
-        ("mine,torch", ("torch",), "torch", ["torch"]),
-        ("", ("mine", "torch"), "mine 1.0", ["mine 1.0", "torch"]),
-    ],
-)
-def test_one_stack_answers_for_neighbouring_sizes(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    named: str,
-    asked: tuple[str, ...],
-    answers: str,
-    stack: list[str],
-) -> None:
-    place = stacked(tmp_path / "db", named=named)
-    shipped = opatlas.open(place)
-    last = 0.0
-    for length in (700, 1024, 1500, 2048, 3000):
-        found = shipped.model(MODEL, tp=2, batch=1, context=length, phase="prefill", implementation=asked)
-        (part,) = (part for part in found.parts if part.part == "attention")
-        assert part.implementation == answers
-        assert part.us_per_call is not None
-        assert part.us_per_call > last
-        last = part.us_per_call
-        assert list(found.stack) == stack
-    command = ["model", MODEL, str(place), "--tp", "2", "--batch", "1", "--phase", "prefill", "--context", "2048"]
-    command += ["--implementation", ",".join(asked)] if asked else []
-    capsys.readouterr()
-    assert main([*command, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["stack"] == stack
-
-
-def test_fastest_mixes_by_the_rule_of_query(tmp_path: Path) -> None:
-    place = stacked(tmp_path / "db")
-    database = opatlas.open(place)
-    for length in (1024, 1400, 2048):
-        found = database.model(MODEL, tp=2, batch=1, context=length, phase="prefill", implementation="fastest")
-        (part,) = (part for part in found.parts if part.part == "attention")
-        (call,) = (each for each in attention(length) if each.part == "attention")
-        answer = database.query_row(part.kernel_type, call.cells)
-        assert (part.implementation, part.us_per_call) == (answer.implementation, answer.duration_us)
-        assert list(found.stack) == ["fastest"]
-
-
-@pytest.mark.parametrize(("asked", "status"), [("gone", 1), ("mine,gone", 1)])
-def test_a_stack_of_implementations_that_are_not_there_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], asked: str, status: int
-) -> None:
-    place = stacked(tmp_path / "db")
-    command = ["model", MODEL, str(place), "--batch", "1", "--context", "64"]
-    assert main([*command, "--implementation", asked]) == status
-    assert "gone" in capsys.readouterr().err
-    (place / "stack.txt").write_text("gone\n")
-    assert main(command) == 1
-    assert "stack.txt" in capsys.readouterr().err
 
 
 def test_rows_with_the_dtypes_of_a_call_answer_before_the_first_of_the_stack(tmp_path: Path) -> None:
