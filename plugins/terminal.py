@@ -289,9 +289,7 @@ def _stored(session: Session, verbosity: int) -> Iterator[Part]:
         else:
             without += found.duration_us is not None
     both.sort(key=lambda row: -abs(math.log(row[0])))
-    columns = (
-        *(Column("new / stored", formats.ratio), "new(us)", Column("noise", formats.percent), "stored(us)", "row"),
-    )
+    columns = (Column("new / stored", formats.ratio), "new(us)", Column("noise", formats.percent), "stored(us)", "row")
     table = Table(columns, both, "stored durations, the furthest apart first")
     yield table.most_important(None if verbosity > 0 else _MOST_COMPARED)
     unstored = (without or None, "measured, without a stored duration")

@@ -263,10 +263,7 @@ def compare_scopes(old: Path, new: Path) -> Result:
         "notes": notes,
         "verdict": verdict,
     }
-    columns = (
-        *("of", "runs", "steps", "mean(us)", Column("variation", percent), "class", "SK"),
-        "path",
-    )
+    columns = ("of", "runs", "steps", "mean(us)", Column("variation", percent), "class", "SK", "path")
     rows = [
         (
             *(word, len(of.runs), sum(map(len, of.runs)), of.mean_us, of.variation, steadiness(of.variation)),
