@@ -105,6 +105,14 @@ def read_safely(path: Path, most_bytes: int) -> bytes:
     return content
 
 
+def read_file(path: Path, most_bytes: int, remedy: str) -> bytes:
+    """Reads a file that a user names. Raises OpAtlasError, whose remedy is `remedy` where the file cannot be read."""
+    try:
+        return read_safely(path, most_bytes)
+    except OSError as error:
+        raise OpAtlasError(f"{path}: cannot be read ({error.strerror or error}): {remedy}") from None
+
+
 def parse_python(path: Path, content: bytes) -> ast.Module:
     """Returns the syntax tree of a file's content. Raises OpAtlasError with the line that is not Python."""
     try:

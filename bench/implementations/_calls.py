@@ -200,10 +200,10 @@ def pairs_in_halves(x: Tensor) -> Tensor:
 
 
 def weight_by_columns(weight: Tensor, converted: list[str]) -> Tensor:
-    """Returns a weight (K, N) that is stored as (N, K), and notes a conversion."""
-    if weight.stride(0) == 1:
+    """Returns a weight (K, N), or weights (E, K, N), stored as (N, K) each, and notes a conversion."""
+    if weight.mT.is_contiguous():
         return weight
-    converted.append("weight to (N, K)")
+    converted.append("weight to (N, K)" if weight.dim() == 2 else "weight to (E, N, K)")
     return weight.mT.contiguous().mT
 
 

@@ -11,8 +11,9 @@ from torch.nn import functional
 
 from opatlas import Prepared, implements
 from opatlas.run.implementation import Support
+from opatlas.run.inputs.shape_rules import SCALE_BLOCK
 
-from ._calls import QuantizedProduct, launched, takes
+from ._calls import QuantizedProduct, launched, takes, weight_by_columns
 
 DISTRIBUTIONS = ("sgl-deep-gemm",)
 DEVICES = ("cuda",)
@@ -28,16 +29,16 @@ def quant_matmul(call: QuantizedProduct) -> Prepared:
     scale, token = call.scale, call.pertoken_scale
     _expect_dtype((torch.float8_e4m3fn,), x1=call.x1, x2=call.x2)
     _expect_dtype((torch.bfloat16,), result=call.output_dtype)
-    _expect(call.group_sizes is not None, "scales of columns", "scales of blocks of 128")
+    _expect(call.group_sizes is not None, "scales of columns", f"scales of blocks of {SCALE_BLOCK}")
     _expect(call.bias is None, "a bias", "products without one")
     assert token is not None
     (m, k), n = call.x1.shape, call.x2.shape[1]
-    _expect(k % 128 == 0 and n % 64 == 0, f"K {k}, N {n}", "K of whole blocks, and N of halves of them")
+    halves = SCALE_BLOCK // 2
+    _expect(k % SCALE_BLOCK == n % halves == 0, f"K {k}, N {n}", "K of whole blocks, and N of halves of them")
     converted = ["scales of x1 by columns"]
-    if not call.x2.mT.is_contiguous():
-        converted.append("weight to (N, K)")
-    weight = call.x2.mT.contiguous()
+    weight = weight_by_columns(call.x2, converted).mT
     of_rows = functional.pad(token.mT, (0, -m % _ALIGNED)).contiguous().mT[:m]
     out = torch.empty(m, n, dtype=call.output_dtype, device=call.x1.device)
     a, b = (call.x1.contiguous(), of_rows), (weight, scale.mT.contiguous())
-    return launched(lambda: deep_gemm.fp8_gemm_nt(a, b, out, recipe=(1, 128, 128)), out, converted=converted)
+    recipe = (1, SCALE_BLOCK, SCALE_BLOCK)
+    return launched(lambda: deep_gemm.fp8_gemm_nt(a, b, out, recipe=recipe), out, converted=converted)

@@ -227,9 +227,7 @@ def _grouped_quantized(rows: Tensor, weight: Tensor, call: GroupedProduct) -> Pr
     _expect_bias(bias, of_blocks)
     (m, _), (experts, k, n) = rows.shape, weight.shape
     converted = ["rows sorted into blocks"]
-    if not weight.mT.is_contiguous():
-        converted.append("weight to (E, N, K)")
-    b, b_scale = weight.mT.contiguous(), real_scale(scale.mT if of_blocks else scale, converted)
+    b, b_scale = weight_by_columns(weight, converted).mT, real_scale(scale.mT if of_blocks else scale, converted)
     if token is None:
         converted.append("a scale of one for each row")
     of_rows = torch.ones(m, device=rows.device) if token is None else token

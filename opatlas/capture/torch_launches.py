@@ -65,10 +65,10 @@ class Outcome:
     is_replay: bool
 
 
-def sequences_of_steps(steps: Iterable[str]) -> Iterator[tuple[list[Sequences], list[Sequences], bool]]:
-    """Yields the decoded sequences and the prompts that names of steps have.
+def sequences_of_steps(steps: Iterable[str]) -> Iterator[tuple[list[Sequences], list[Sequences], dict[str, str]]]:
+    """Yields the decoded sequences and the prompts that names of steps have, and the cells that tell of mean lengths.
 
-    A name has sums of lengths, of which each sequence gets its share: the flag is whether others have these sums.
+    A name has sums of lengths, of which each sequence gets its share: the cells are empty if no others have these sums.
     """
     for step in steps:
         phases: dict[str, list[Sequences]] = {"generation": [], "context": []}
@@ -78,7 +78,7 @@ def sequences_of_steps(steps: Iterable[str]) -> Iterator[tuple[list[Sequences], 
             phases[phase] = [Sequences(1, (queries + at) // count, (keys + at) // count) for at in range(count)]
             is_mean |= count > 1 and (queries < keys or queries**2 < count * squares)
         if any(phases.values()):
-            yield phases["generation"], phases["context"], is_mean
+            yield phases["generation"], phases["context"], dict([MEAN_LENGTHS] if is_mean else [])
 
 
 def with_lengths_of_step(row: CapturedRow, steps: Iterable[str]) -> CapturedRow:
@@ -90,11 +90,11 @@ def with_lengths_of_step(row: CapturedRow, steps: Iterable[str]) -> CapturedRow:
     key = row_key(row.cells)
     if key is None or key.kv_sequences is None:
         return row
-    for decoded, prompts, is_mean in sequences_of_steps(steps):
+    for decoded, prompts, of_means in sequences_of_steps(steps):
         for batch in (decoded + prompts, decoded, prompts):
             filling = [Sequences(key.kv_sequences - len(batch), 1, 1)]
             if (cells := batch_cells(key, batch + filling)) is not None:
-                return replace(row, cells={**row.cells, **cells, **dict([MEAN_LENGTHS] if is_mean else [])})
+                return replace(row, cells={**row.cells, **cells, **of_means})
     return row
 
 
@@ -182,11 +182,13 @@ class TraceOutcomes:
     def _attention_of_step(self, source: TorchTrace, operator: Operator, steps: Sequence[str]) -> CapturedRow | None:
         """Returns the row of attention as one operator, whose cache another operator of the traces has."""
         operators = (*source.operators, *self.trace.operators)
-        for cache in [each for each in operators if each.name == CACHE_OPERATOR][:1]:
-            for decoded, prompts, is_mean in sequences_of_steps(steps):
-                with suppress(NoRow):
-                    row = attention_of_batch(operator, cache, decoded + prompts)
-                    return replace(row, cells={**row.cells, **dict([MEAN_LENGTHS] if is_mean else [])})
+        cache = next((each for each in operators if each.name == CACHE_OPERATOR), None)
+        if cache is None:
+            return None
+        for decoded, prompts, of_means in sequences_of_steps(steps):
+            with suppress(NoRow):
+                row = attention_of_batch(operator, cache, decoded + prompts)
+                return replace(row, cells={**row.cells, **of_means})
         return None
 
     def _reason(

@@ -17,7 +17,7 @@ from opatlas.data.csv_files import not_writable
 from opatlas.data.database import Database, expect_tables
 from opatlas.data.manifest import VERSION, RunFacts
 from opatlas.errors import OpAtlasError
-from opatlas.files import BROKEN_GZIP, read_safely
+from opatlas.files import BROKEN_GZIP, read_file
 from opatlas.row.location import ROOT, parse_path, place_of
 from opatlas.show.result import Fields, Result, Table
 
@@ -45,7 +45,10 @@ def fetch(source: Annotated[str, Parameter(name="URL|PATH")], /) -> Result:
     """
     pinned = _DIGEST.fullmatch(source)
     place, wanted = pinned.groups() if pinned else (source, "")
-    content = _download(place) if _URL.match(place) else _read(Path(place))
+    if _URL.match(place):
+        content = _download(place)
+    else:
+        content = read_file(Path(place), _LARGEST_FILE, "name a zip file, or an http address")
     digest = hashlib.sha256(content).hexdigest()
     if wanted.lower() not in ("", digest):
         raise OpAtlasError(f"{place}: its SHA-256 is {digest}, not the one after @: take the file from elsewhere")
@@ -72,13 +75,6 @@ def _download(url: str) -> bytes:
     if len(content) > _LARGEST_FILE:
         raise OpAtlasError(f"{url}: larger than {_LARGEST_FILE >> 30} GiB: name the file of fewer databases")
     return content
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return read_safely(path, _LARGEST_FILE)
-    except OSError as error:
-        raise OpAtlasError(f"{path}: cannot be read ({error.strerror}): name a zip file, or an http address") from None
 
 
 def _install(archive: ZipFile, source: str) -> Mapping[str, int]:

@@ -23,7 +23,7 @@ from importlib import import_module, metadata
 from pathlib import Path
 
 from opatlas.errors import OpAtlasError
-from opatlas.files import parse_python, read_safely
+from opatlas.files import parse_python, read_file
 from opatlas.row.columns import is_file_name
 from opatlas.row.location import implementation_label, public_version
 from opatlas.run.implementation import (
@@ -362,11 +362,7 @@ def read_marks(path: Path) -> Marks:
         OpAtlasError: the file cannot be read, is not Python, marks a kernel type twice, or has a kernel type, a
             distribution or a device that is not written as a string.
     """
-    try:
-        content = read_safely(path, _LARGEST_BYTES)
-    except OSError as error:
-        raise OpAtlasError(f"{path}: cannot be read ({error.strerror or error}): check its rights") from None
-    tree = parse_python(path, content)
+    tree = parse_python(path, read_file(path, _LARGEST_BYTES, "check its rights"))
     functions: dict[str, str] = {}
     constants: dict[str, tuple[str, ...]] = {_DISTRIBUTIONS: (), _DEVICES: ()}
     defined: list[str] = []

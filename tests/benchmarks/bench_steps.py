@@ -4,9 +4,8 @@
 
 Steps were measured on H200s: those in `steps/` of the database by OpAtlas, those in `measured_steps.csv` by plain torch
 on another one, of which only whole steps are known. Rows are not left out: a quarter of the time of some steps is by
-rows of their own device. `is_fitted` says which are fitted: a list that
-was committed before the fit. Calls without a row are left out on both sides. Small all_reduces are those of two H200s
-in a graph and alone.
+rows of their own device. `is_fitted` says which are fitted: a list that was committed before the
+fit. Calls without a row are left out on both sides. Small all_reduces are those of two H200s in a graph and alone.
 
 Printed: the constants of `opatlas/ask/query/step_time.py`; for each kind of steps the errors of the sum of calls and of
 the prediction, and how many steps lie in its 90 % interval, told in three columns, each without what it tells in the
@@ -145,13 +144,15 @@ def listed(db: OpenDatabase) -> Iterator[Measured]:
 def stored(db: OpenDatabase) -> Iterator[Measured]:
     """Yields the steps of the database's `steps/`."""
     path = db.path / "steps" / "Step.csv"
-    with path.open(newline="") if path.is_file() else _LISTED.open() as file:
-        for row in csv.DictReader(file) if path.is_file() else ():
+    if not path.is_file():
+        return
+    with path.open(newline="") as file:
+        for row in csv.DictReader(file):
             if row["Status"] != "measured":
                 continue
             step = Step.read(row["Step"])
-            eager = row["Step Launch"] == "eager"
-            step = msgspec.structs.replace(step, launch="eager") if eager else step
+            if row["Step Launch"] == "eager":
+                step = msgspec.structs.replace(step, launch="eager")
             cost = cost_of_stack(db, str(step), row)
             places = {part.part: _in_place(row, part.part) for part in cost.parts}
             lost = [
@@ -240,8 +241,8 @@ def held_out(steps: list[Measured]) -> Iterator[tuple[str, list[Measured], StepC
     """Yields what is told in each column: steps, and the constants that were fitted without them."""
     yield "other sizes", [each for each in steps if not each.is_fitted()], fit(steps)
     for name in dict.fromkeys(each.model for each in steps):
-        without = [each for each in steps if each.model != name]
-        yield "model left out", [each for each in steps if each.model == name], fit(without)
+        own = [each for each in steps if each.model == name]
+        yield "model left out", own, fit(each for each in steps if each.model != name)
     for name in dict.fromkeys(each.machine for each in steps):
         constants = fit(each for each in steps if each.machine != name)
         own = [each for each in steps if each.machine == name]

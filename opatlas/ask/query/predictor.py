@@ -5,6 +5,7 @@ Fitted models are kept on disk, by a hash of the rows and of how they are fitted
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
@@ -148,10 +149,14 @@ class Predictor:
     def other_loads(self, cells: Mapping[str, str]) -> tuple[str, bool]:
         """Returns a note where rows of other loads predict a row too, and whether its own are too few for a model."""
         asked = self._features_of(cells)
-        alike = sum(asked is not None and each.regime == asked.regime for each in self._features)
+        alike = 0 if asked is None else self._rows_of_regime[asked.regime]
         if alike < LEAST_ROWS:
             return "few rows have this load: from others too", True
         return "from rows of other loads or dtypes too" if alike < min(OWN_ROWS, len(self._features)) else "", False
+
+    @cached_property
+    def _rows_of_regime(self) -> Counter[str]:
+        return Counter(each.regime for each in self._features)
 
     def _features_of(self, cells: Mapping[str, str]) -> RowFeatures | None:
         return row_features(self._rows.kernel_type, cells, self._cores)

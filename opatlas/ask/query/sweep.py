@@ -230,10 +230,10 @@ def served_costs(
             (found.dropped if isinstance(error, _NoStep) else found.refused).append((point, str(error)))
     if not any(found):
         raise OpAtlasError(f"{path}: no point of {model}: name one of {', '.join(names) or 'no points'}, or all")
-    fitted = []
-    for each in found.points:
-        alike = [other for other in found.points if other.kind == each.kind and other.model != each.model]
-        fitted.append(replace(each, fitted_us=median(other.added_us for other in alike) if alike else None))
+    known, fitted = [(each.kind, each.model, each.added_us) for each in found.points], []
+    for each, (kind, own, _) in zip(found.points, known, strict=True):
+        alike = [added_us for of_kind, other, added_us in known if of_kind == kind and other != own]
+        fitted.append(replace(each, fitted_us=median(alike) if alike else None))
     return found._replace(points=fitted)
 
 

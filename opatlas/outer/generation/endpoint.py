@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from opatlas.data.csv_files import write_text
 from opatlas.errors import OpAtlasError
-from opatlas.files import read_safely
+from opatlas.files import read_file
 from opatlas.installation import require_extra
 from opatlas.text import shortened
 from opatlas.typed_json import DecodeError, decode
@@ -386,7 +386,4 @@ class RecordedAnswers:
 
 
 def _read(path: Path) -> bytes:
-    try:
-        return read_safely(path, _MOST_BYTES)
-    except OSError as error:
-        raise OpAtlasError(f"{path}: cannot be read ({error.strerror}): check the path") from None
+    return read_file(path, _MOST_BYTES, "check the path")

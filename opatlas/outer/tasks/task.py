@@ -20,7 +20,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from opatlas.errors import OpAtlasError
-from opatlas.files import parse_python, read_safely
+from opatlas.files import parse_python, read_file
 from opatlas.outer.judging.rules import CandidateSource
 from opatlas.row.columns import is_file_name
 from opatlas.text import Word
@@ -194,12 +194,7 @@ def _python_files(root: Path) -> Iterator[Path]:
 
 
 def _read(path: Path) -> bytes:
-    try:
-        return read_safely(path, _LARGEST_BYTES)
-    except OSError as error:
-        raise OpAtlasError(
-            f"{path}: cannot be read ({error.strerror or error}): correct the path or its rights"
-        ) from None
+    return read_file(path, _LARGEST_BYTES, "correct the path or its rights")
 
 
 def _digest(content: bytes) -> str:
