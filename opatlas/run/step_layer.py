@@ -229,6 +229,7 @@ def with_out(operator: Any) -> Any:
 class StepCall:
     """A call of a built layer; `launch` makes it, after the calls before it.
 
+    Outside of the step it takes `alone_us`, measured on the first call of the same part and shapes.
     The part "" has no counterpart in a step: it copies a result to where a call that changes it reads it.
     """
 
@@ -251,7 +252,6 @@ class BuiltLayers:
 
     Attributes:
         calls: in the order of their launches.
-        alone_us: of each call what `measure_alone` returned for the first one of its part and shapes.
         checked: the comparison of each call with its formula.
         ran: names and versions of the implementations that ran.
         notes: what differs from a step.
@@ -271,7 +271,8 @@ class BuiltLayers:
             is_routed: whether experts have the rows that the gating gives them; else all have equally many.
         """
         self.calls: list[StepCall] = []
-        self.alone_us: dict[tuple[str, str], float] = {}
+        #: What `measure_alone` returned for the first call of each part and signature.
+        self._alone_us: dict[tuple[str, str], float] = {}
         self.checked: list[Checked] = []
         self.ran: dict[str, None] = {}
         self.notes: dict[str, None] = {}
@@ -326,15 +327,15 @@ class BuiltLayers:
         if not self.calls:
             # It reads what the last call of the layer before would have written.
             self._given = [(each, each.clone()) for each in arguments[:2] if isinstance(each, torch.Tensor)]
-        if (key := (call.part, call.signature())) not in self.alone_us:
-            self.alone_us[key] = self._measure_alone(own)
+        if (key := (call.part, call.signature())) not in self._alone_us:
+            self._alone_us[key] = self._measure_alone(own)
         placed.launch(own.repeat)
         places = [each.data_ptr() for each in own.returned()]
         placed.launch(own.repeat)
         own.forget()
         self._renew([recorded.arguments[at] for at in recorded.changed["mutates"] if isinstance(at, int)])
         self._renew(own.prepared.changes if own.prepared is not None else ())
-        built = StepCall(call.part, own, lambda: placed.again(own.launch), alone_us=self.alone_us[key])
+        built = StepCall(call.part, own, lambda: placed.again(own.launch), alone_us=self._alone_us[key])
         self.calls.append(built)
         for number, (place, latest) in enumerate(zip(places, own.returned(), strict=True)):
             if latest.data_ptr() != place:

@@ -176,7 +176,7 @@ def main(module: str, name: str, target: str, verdict_file: str) -> None:
 def _write(path: Path, files: Path, found: Mapping[str, Any]) -> Fields:
     """Writes the findings, and the files that probes left, as a zip file. Raises OpAtlasError.
 
-    Returns what it holds, for the eyes of whom it is from.
+    Returns what it holds, so that the sender can look through it.
     """
     left = [each for each in sorted(files.rglob("*")) if each.is_file() and not each.is_symlink()]
     contents = {f"probes/{each.relative_to(files)}": each for each in left if each.stat().st_size <= _MOST_BYTES}

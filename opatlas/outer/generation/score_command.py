@@ -40,6 +40,11 @@ _STRATEGIES = {
     Strategy.ROUTE: "routed: C as it ran",
 }
 
+
+def _dollars(usd: float) -> str:
+    return f"{usd:,.0f}" if usd >= 1000 else f"{usd:.3g}"
+
+
 #: The columns of the tables, by what they show of a line, with those of its pass rate.
 _COLUMNS: Mapping[str, Column] = {
     "group": Column("set"),
@@ -55,8 +60,8 @@ _COLUMNS: Mapping[str, Column] = {
     "lower_bound": Column("80 % from", percent),
     "passed_first": Column("first"),
     "fixes": Column("fixes"),
-    "cost_usd": Column("cost($)", lambda usd: f"{usd:,.0f}" if usd >= 1000 else f"{usd:.3g}"),
-    "cost_per_pass_usd": Column("a pass($)", lambda usd: f"{usd:,.0f}" if usd >= 1000 else f"{usd:.3g}"),
+    "cost_usd": Column("cost($)", _dollars),
+    "cost_per_pass_usd": Column("a pass($)", _dollars),
     "generation_s": Column("answers(s)", "{:,.0f}".format),
     "run_s": Column("runs(s)", "{:,.0f}".format),
     "tokens": Column("tokens"),

@@ -110,7 +110,7 @@ def _carries(launch: Launch) -> bool:
     return any(carrier in text for carrier in _CARRIERS)
 
 
-_BEGIN, _END = (",".join(map(str, shape)) for shape in (BEGIN_MARK, END_MARK))
+_BEGIN, _END = dimensions(BEGIN_MARK), dimensions(END_MARK)
 
 
 @dataclass(frozen=True)
