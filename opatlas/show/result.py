@@ -250,23 +250,25 @@ def text(parts: Iterable[Part], width: int = UNLIMITED, *, styled: bool = False)
 def screen(parts: Iterable[Part], width: int = SCREEN_COLUMNS, *, styled: bool = False) -> str:
     """Returns all of it where that fits on a screen, else the most important rows of tables, and how to see all."""
     every = list(_not_empty(parts))
-    is_whole = sum(_heights(every, width)) + len(every) - 1 <= SCREEN_LINES
+    is_whole = sum(_height(part, width) for part in every) + len(every) - 1 <= SCREEN_LINES
     if is_whole and (whole := _text(every, width, styled, cut=False)).count("\n") < SCREEN_LINES:
         return whole
     kept = [part for part in every if is_whole or isinstance(part, str) or not part.detail]
-    # The last line, and an empty one above each part and above the last line.
-    room = SCREEN_LINES - len(kept) - 1
     tables = {at: part for at, part in enumerate(kept) if isinstance(part, Table)}
+    # The last line, and an empty one above each part and above the last line.
+    room = SCREEN_LINES - len(kept) - 1 - sum(_height(part, width) for part in kept if not isinstance(part, Table))
     # They get a further row in turn, while there is room; one that has the answer, since it is first, has some anyway.
     most = {at: 1 if at else _FIRST_ROWS for at in tables}
     waiting = list(tables)
     while waiting:
         at = waiting.pop(0)
         more = {**most, at: most[at] + 1}
-        if most[at] < len(tables[at].rows) and sum(_heights(_cut(kept, more), width)) <= room:
+        height = sum(_height(tables[each], width, rows) for each, rows in more.items())
+        if most[at] < len(tables[at].rows) and height <= room:
             most = more
             waiting.append(at)
-    lines = _text(_cut(kept, most), width, styled, cut=True)
+    shown = [part.most_important(most[at]) if isinstance(part, Table) else part for at, part in enumerate(kept)]
+    lines = _text(shown, width, styled, cut=True)
     titles = [part.title or _first_name(part) for part in every if not isinstance(part, str) and part not in kept]
     also = f", also {', '.join(re.split('[:;]', printable(title))[0] for title in titles)}" if titles else ""
     (last,) = _shortened(f"--format text shows all{also}", width)
@@ -277,19 +279,12 @@ def _first_name(part: Table | Fields) -> str:
     return part.full_columns()[0].name if isinstance(part, Table) else next(iter(part.values), "")
 
 
-def _cut(parts: Sequence[Part], most: Mapping[int, int]) -> list[Part]:
-    """Returns parts whose tables have their most important rows alone, so many as `most` says by position."""
-    return [part.most_important(most[at]) if isinstance(part, Table) else part for at, part in enumerate(parts)]
-
-
-def _heights(parts: Sequence[Part], width: int) -> list[int]:
-    """Returns the lines that parts take, whose rows are a line each."""
-    return [
-        bool(part.title) + 1 + len(part.rows) + bool(part.left_out)
-        if isinstance(part, Table)
-        else len(_lines(part, width, styled=False, cut=True))
-        for part in parts
-    ]
+def _height(part: Part, width: int, most: int | None = None) -> int:
+    """Returns the lines that a part takes, whose rows are a line each; of a table with at most so many rows."""
+    if not isinstance(part, Table):
+        return len(_lines(part, width, styled=False, cut=True))
+    rows = len(part.rows[:most])
+    return bool(part.title) + 1 + rows + bool(part.left_out or rows < len(part.rows))
 
 
 def _text(parts: Iterable[Part], width: int, styled: bool, *, cut: bool) -> str:

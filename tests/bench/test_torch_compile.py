@@ -67,5 +67,5 @@ def test_the_operators_of_torchs_functions_are_those_of_flag_gems(monkeypatch):
     x = torch.randn(4, 6)
     torch.testing.assert_close(gems.wrap(swiglu)(x, -1), x[:, :3].sigmoid() * x[:, 3:])
     assert ran == ["mul_"]
-    with pytest.raises(Unsupported, match="FlagGems has no kernel"):
+    with pytest.raises(Unsupported, match=r"aten\.exp\b.*FlagGems"):
         gems.wrap(torch.exp)(x)

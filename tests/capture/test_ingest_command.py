@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -12,7 +13,7 @@ from captures import COLLECTIVE, KERNEL_DETAILS, LEVEL_0, capture_text, launch, 
 from opatlas.capture.torch_trace import captured_gpu
 from opatlas.cli.main import main
 from opatlas.data.manifest import IngestManifest
-from opatlas.errors import OpAtlasError
+from opatlas.errors import TableError
 from opatlas.row import location as layout
 from opatlas.row.columns import PROFILING_AVERAGE, PROFILING_SAMPLES
 from opatlas.row.versions import Versions
@@ -225,5 +226,7 @@ def test_of_several_traces_none_may_be_of_another_gpu(tmp_path):
     for path in paths:
         gpu = {"name": f"NVIDIA {path.name[:4]}"}
         path.write_text(json.dumps({"deviceProperties": [gpu], "traceEvents": [{"ph": "X", "name": "a", "ts": 0}]}))
-    with pytest.raises(OpAtlasError, match="A100, not of --device NVIDIA_H200"):
+    with pytest.raises(TableError) as other:
         captured_gpu(paths, "NVIDIA_H200")
+    assert other.value.path == paths[0]
+    assert re.findall(r"NVIDIA_\w+", other.value.problem) == ["NVIDIA_A100", "NVIDIA_H200"]

@@ -27,7 +27,7 @@ from opatlas.capture.torch_trace import captured_gpu, read_trace
 from opatlas.cli.ingest import ingest
 from opatlas.data.database import Database
 from opatlas.data.manifest import read_ingests
-from opatlas.errors import OpAtlasError
+from opatlas.errors import OpAtlasError, UsageError
 from opatlas.row.attention import COMPLETENESS, KV_VALUES, batch_cells, read_sequences, row_key
 from opatlas.row.columns import INPUT_SHAPES, RUNTIME_IN_SIGNATURE, WITHOUT_LENGTHS
 from opatlas.row.errors import Unsupported
@@ -351,12 +351,12 @@ def test_an_ingest_into_the_database_of_the_gpu(tmp_path, monkeypatch):
 
 def test_which_device_a_trace_is_of(tmp_path):
     replay, database = fixture("plain-decode", "replay"), tmp_path / "database"
-    with pytest.raises(OpAtlasError, match="NVIDIA_H200, not of --device NVIDIA_A100"):
+    with pytest.raises(UsageError, match=rf"{re.escape(str(replay))}: .*NVIDIA_H200.*NVIDIA_A100"):
         ingest(profiling_path=replay, device="NVIDIA_A100", database_path=database)
     assert ingest(profiling_path=replay, device="NVIDIA_H200", database_path=database).exit_status == 0
     # One that names none has any, and must name one only where the database's folder follows from it.
     unnamed = write(tmp_path / "a.trace.json", kernel(1, 10))
-    with pytest.raises(OpAtlasError, match="names no GPU"):
+    with pytest.raises(UsageError, match=rf"{re.escape(str(unnamed))}: .*no GPU"):
         ingest(profiling_path=unnamed)
     assert captured_gpu([unnamed], may_be_unknown=True) == (None, None)
     result = ingest(profiling_path=write(tmp_path / "b.trace.json"), database_path=tmp_path / "other")

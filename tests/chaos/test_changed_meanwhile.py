@@ -264,7 +264,9 @@ def test_a_folder_that_is_gone_and_cannot_be_made_again(sessions: Sessions) -> N
     gone.write_text("a file")
     done = go(sessions, running)
     assert (done.code, done.ledger()) == (1, {"measured": 4})
-    assert done.has_line(gone, "the journal is kept", sessions.temporary)
+    kept = list(sessions.temporary.glob("*.jsonl"))
+    assert kept
+    assert all(done.has_line(f"{each} ", gone / each.name) for each in kept)
     assert "Traceback" not in done
     gone.unlink()
     (sessions.folder / "elsewhere").rename(gone)
