@@ -273,8 +273,8 @@ _VERSION = re.compile(r"v\d+$")
 def kernel_types_meant(word: str, known: Iterable[str]) -> list[str]:
     """Returns the kernel types that a word of a user means, the nearest first; the word itself if it means none.
 
-    The first that fits: the name; names in any case, without `_`, and of all versions where the word has none; attention,
-    or a collective as torch names it.
+    The first that fits: the name; names in any case, without `_`, and of all versions where the word has none;
+    attention, or a collective as torch names it.
 
     Args:
         word: as on a command line: `MatMulV2`, `matmul`, `rms_norm`, `attention`, `all_reduce`.
