@@ -385,8 +385,8 @@ class BuiltLayers:
             # Tokens choose by their logits alone.
             keywords["bias"].zero_()
         if "group_list" in keywords and "experts" in values and self._is_routed:
-            ends = torch.bincount(values["experts"].flatten(), minlength=len(keywords["group_list"])).cumsum(0)
-            keywords["group_list"] = ends.to(keywords["group_list"].dtype)
+            (rows,) = flat_tensors(recorded.arguments[0])
+            keywords["group_list"] = _group_ends(values["experts"], len(rows), keywords["group_list"])
         return writes
 
     def _first_call(
@@ -411,6 +411,16 @@ class BuiltLayers:
         self.ran[name] = None
         placed.keep(own.returned())
         return own, placed
+
+
+def _group_ends(chosen: torch.Tensor, rows: int, like: torch.Tensor) -> torch.Tensor:
+    """Returns where the rows of each expert of a device end, if tokens choose experts as `chosen` has them.
+
+    A device has some of all experts, and `rows` of the rows of them, also of other devices' tokens. Each choice stands
+    for one of its experts, in turn if there are fewer choices than rows.
+    """
+    own = (chosen.flatten() % len(like)).repeat(-(-rows // chosen.numel()))[:rows]
+    return torch.bincount(own, minlength=len(like)).cumsum(0).to(like.dtype)
 
 
 def _copy(maker: KernelCall, number: int, place: torch.Tensor) -> None:
