@@ -126,8 +126,11 @@ class _Values(dict[str, torch.Tensor]):
         """Returns a value in the shape of `like`, without a copy; None if there is none of that dtype and size."""
         value = self.get(name)
         if name in ("query_rope", "query_nope") and value is None and "q_b" in self:
-            # Of each head the last or the first numbers.
-            by_head: torch.Tensor = self["q_b"].unflatten(-1, (like.numel() // (len(self["q_b"]) * like.shape[-1]), -1))
+            # Of each head the last or the first numbers; of some tokens alone none.
+            heads, rest = divmod(like.numel(), len(self["q_b"]) * like.shape[-1])
+            if rest or not heads:
+                return None
+            by_head: torch.Tensor = self["q_b"].unflatten(-1, (heads, -1))
             if name == "query_nope":
                 return by_head[..., : like.shape[-1]].transpose(0, 1)
             return by_head[..., -like.shape[-1] :].view(like.shape)
@@ -329,9 +332,11 @@ class BuiltLayers:
             self._given = [(each, each.clone()) for each in arguments[:2] if isinstance(each, torch.Tensor)]
         if (key := (call.part, call.signature())) not in self._alone_us:
             self._alone_us[key] = self._measure_alone(own)
-        placed.launch(own.repeat)
+        own.restore()
+        placed.launch(own.launch)
         places = [each.data_ptr() for each in own.returned()]
-        placed.launch(own.repeat)
+        own.restore()
+        placed.launch(own.launch)
         own.forget()
         self._renew([recorded.arguments[at] for at in recorded.changed["mutates"] if isinstance(at, int)])
         self._renew(own.prepared.changes if own.prepared is not None else ())
@@ -401,8 +406,11 @@ class BuiltLayers:
         )
         try:
             own.start()
+            if own.prepared is None:
+                own.restore()
+            # What restores arguments is no part of the call.
             with placed:
-                (own.repeat if own.prepared is None else own.first_prepared)()
+                (own.launch if own.prepared is None else own.first_prepared)()
         except Unsupported as error:
             if source is None:
                 raise
