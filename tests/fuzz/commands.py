@@ -337,7 +337,7 @@ _OF_RECORDS = (
     b'"input_layout"',
     b"[1, 2]",
 )
-_OF_TRACES = (b'"ph": "X"', b'"dur"', b'"args"', b'"traceEvents"', b'"Input Dims"', b'"more_args"', b'"a\\rb": 1,')
+_OF_TRACES = (b'"ph": "X"', b'"dur"', b'"args"', b'"traceEvents"', b'"Input Dims"', b'"a\\rb": 1,')
 _OF_GPU_TRACES = (b'"kernel"', b'"Input Dims"', b'"correlation"', b'"deviceProperties"', b"1e999", b"-1", b"9" * 20)
 _OF_TIMES = (
     b"Block Dim",

@@ -35,7 +35,7 @@ from .kernels import (
     read_kernels,
 )
 from .peaks import DevicePeaks, known_peaks, roofline_shares
-from .verdicts import L2_HIT_RATE, KernelVerdict, VerdictRule, apply_rules, limit, verdict_rules
+from .verdicts import L2_HIT_RATE, KernelVerdict, VerdictRule, apply_rules, verdict_rules
 
 ROOFLINE = "roofline"
 #: What the cores read from the memory and write into it, by counters of the metric group Memory.
@@ -310,13 +310,6 @@ class Diagnosis:
             if rule.counters and not any(map(self.table.has, columns)):
                 lacking[rule] = [name for name in columns if name != QUALITY]
         return lacking
-
-    @property
-    def memory_over_compute(self) -> tuple[int, float]:
-        """The kernels that move longer than they compute, and their share of the time of kernels with ratios."""
-        over = self.verdicts.memory_over_compute > limit(KernelVerdict.MEMORY_BOUND, "mte2_over_compute")
-        known_us = float(self.duration_us[np.isfinite(self.verdicts.busiest_ratio)].sum())
-        return int(over.sum()), float(self.duration_us[over].sum()) / known_us if known_us else 0.0
 
 
 def _timeline(capture: str, launches: pd.DataFrame) -> CapturedTimeline:

@@ -26,7 +26,7 @@ from opatlas.outer.generation.attempts import AttemptLog, LoopTask, RepairLoop
 from opatlas.outer.generation.endpoint import ChatMessage, Endpoint, RecordedAnswers, model_folder
 from opatlas.outer.generation.models_file import LANGUAGE_OF_KIND, KernelLanguage, ModelsFile, read_models
 from opatlas.outer.generation.prompt import error_text
-from opatlas.outer.judging.judgement import ErrorClass, Judgement, Level
+from opatlas.outer.judging.judgement import CLASS_OF_STATUS, ErrorClass, Judgement, Level
 from opatlas.outer.judging.rules import judge_source
 from opatlas.row.columns import (
     BASE,
@@ -56,13 +56,6 @@ from .verdicts import is_gpu
 
 #: The deadline of one measurement, in seconds.
 _ROW_S = 300.0
-#: The class of an attempt whose row was not measured, by its status.
-_CLASSES = {
-    Status.CRASHED: ErrorClass.CRASH,
-    Status.TIMEOUT: ErrorClass.TIMEOUT,
-    Status.OOM: ErrorClass.OOM,
-    Status.INVALID: ErrorClass.INTERFACE,
-}
 
 
 #: Code of TBE, and what is said of it.
@@ -203,8 +196,9 @@ class RowBench:
         measured = outcome.measurement
         if measured is None:
             # A library's error has a traceback; a wrong result has none.
-            other = ErrorClass.RUNTIME if outcome.detail else ErrorClass.MISMATCH
-            error_class = _CLASSES.get(outcome.status, other)
+            is_wrong = outcome.status is Status.FAILED and not outcome.detail
+            of_status = CLASS_OF_STATUS.get(outcome.status, ErrorClass.INTERFACE)
+            error_class = ErrorClass.MISMATCH if is_wrong else of_status
             return Judgement(error_class, text=f"{outcome.explanation}\n{outcome.detail}".strip(), notes=notes)
         us, ratios = median(measured.samples_us), measured.ratios
         baseline_us = median(measured.rounds[0].baseline_us if measured.rounds else self.baseline.samples_us)

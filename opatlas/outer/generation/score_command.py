@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,19 +18,21 @@ from opatlas.formats import percent, ratio
 from opatlas.outer.judging.judgement import ErrorClass
 from opatlas.row.location import default_database_of
 from opatlas.show.result import Column, Fields, Part, Result, Table
-from opatlas.text import suggest
+from opatlas.text import Word, suggest
 
+from .attempts import ModelAttempt
 from .experiment import (
-    ErrorGroup,
     Experiment,
     Figures,
-    error_group,
-    error_shares,
+    Selector,
+    Strategy,
     figures,
     figures_by,
+    final_attempt,
     read_experiment,
+    share_of,
+    strategy_results,
 )
-from .selection import Selector, Strategy, strategy_results
 
 _ALL, _OF_ALL = "all", ("group", "complexity", "model")
 _STRATEGIES = {
@@ -253,3 +256,62 @@ def _by_complexity(experiment: Experiment, report: ExperimentReport) -> Table:
         [(model, *(rates[model, group] for group in sorted(tasks))) for model in experiment.models],
         title="pass rate by complexity",
     )
+
+
+class ErrorGroup(Word):
+    """Error classes as the tables of older experiments with Triton-Ascend have them."""
+
+    COMPILE = "compile"
+    MISMATCH = "mismatch"
+    RUNTIME = "run time"
+    INIT = "construction"
+    OTHER = "other"
+
+
+_GROUPS = {
+    ErrorClass.COMPILE: ErrorGroup.COMPILE,
+    **dict.fromkeys((ErrorClass.MISMATCH, ErrorClass.INTERFACE, ErrorClass.UNSTABLE), ErrorGroup.MISMATCH),
+    **dict.fromkeys((ErrorClass.RUNTIME, ErrorClass.OOM, ErrorClass.TIMEOUT, ErrorClass.CRASH), ErrorGroup.RUNTIME),
+    ErrorClass.INIT_ARGS: ErrorGroup.INIT,
+}
+#: ACL's code and word for an exception of a vector core, a run-time error that those tables count under compilation.
+_VECTOR_CORE = ("507035", "vector core exception")
+
+
+def error_group(attempt: ModelAttempt) -> ErrorGroup | None:
+    """Returns the group of an attempt's error; None if it passed."""
+    if attempt.passed:
+        return None
+    judgement = attempt.judgement
+    words = f"{judgement.sub_class} {judgement.text}".lower()
+    if judgement.error_class is ErrorClass.RUNTIME and any(word in words for word in _VECTOR_CORE):
+        return ErrorGroup.COMPILE
+    return _GROUPS.get(judgement.error_class, ErrorGroup.OTHER)
+
+
+def error_shares(
+    experiment: Experiment, error_of: Callable[[ModelAttempt], Enum | None], kinds: Iterable[Enum]
+) -> list[Figures]:
+    """Returns how often attempts, and tasks by their final attempt, ended with each error that occurs.
+
+    Shares are of those that `error_of` names an error of: of all models together (None), then of each.
+    """
+    found: list[Figures] = []
+    for model in (None, *experiment.models):
+        loops = [loop for (name, _), loop in experiment.loops.items() if model in (None, name)]
+        attempts = Counter(error_of(attempt) for loop in loops for attempt in loop)
+        tasks = Counter(error_of(final_attempt(loop)) for loop in loops)
+        del attempts[None], tasks[None]
+        found += [
+            {
+                "model": model,
+                "error": str(kind),
+                "attempts": attempts[kind],
+                "attempts_share": share_of(attempts[kind], attempts.total()),
+                "tasks": tasks[kind],
+                "tasks_share": share_of(tasks[kind], tasks.total()),
+            }
+            for kind in kinds
+            if attempts[kind]
+        ]
+    return found

@@ -6,10 +6,8 @@ The rows are listed in a process of its own, which imports torch: `python -m opa
 from __future__ import annotations
 
 import argparse
-import json
 import keyword
 import re
-import subprocess
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,7 +15,6 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any
 
 from opatlas.data.database import Database
@@ -44,7 +41,7 @@ from opatlas.row.columns import (
 from opatlas.row.location import default_database_of, suite_path
 from opatlas.run.devices.device import DeviceSpec, kind_named
 from opatlas.run.implementation import Implementation
-from opatlas.run.process.fresh_python import import_environment, module_command
+from opatlas.run.process.fresh_python import answers_of, request_of_parent
 from opatlas.run.registry import Rows, RowSource
 from opatlas.show.result import Fields
 from opatlas.text import suggest
@@ -100,35 +97,15 @@ def list_suite(suite: str, device_kind: str, operators: tuple[str, ...] = ()) ->
     """
     request = [device_kind, operators] if suite == OPINFO else str(_trace_path(suite))
     found = Listing()
-    with (
-        TemporaryFile("w+") as said,
-        progress(f"cases of {suite}, %", 100.0) as advance,
-        subprocess.Popen(
-            module_command("opatlas.outer.suites.listing"),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=said,
-            text=True,
-            env=import_environment(),
-        ) as process,
-    ):
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(json.dumps(request))
-        process.stdin.close()
+    with progress(f"cases of {suite}, %", 100.0) as advance:
         done = 0.0
-        for line in filter(lambda line: line.startswith("{"), process.stdout):
-            told = json.loads(line)
-            if "share" in told:
-                advance(100 * told["share"] - done)
-                done = 100 * told["share"]
+        for told in answers_of(__name__, request, "the cases of the suite cannot be listed"):
+            if isinstance(told, float):
+                advance(100 * told - done)
+                done = 100 * told
             else:
-                kernel_type, cells, found.schemas[kernel_type] = told["row"]
+                kernel_type, cells, found.schemas[kernel_type] = told
                 found.rows.setdefault(kernel_type, []).append(cells)
-        if process.wait():
-            said.seek(0)
-            why = (said.read().strip().splitlines() or ["no message"])[-1]
-            raise OpAtlasError(f"the cases of the suite cannot be listed ({why})")
     if not found.rows and not operators:
         raise OpAtlasError("the suite has no case: this torch has no sample of it")
     found.rows = dict(sorted(found.rows.items()))
@@ -321,18 +298,15 @@ def _main() -> None:
     from opatlas.outer.suites.operators import find_overload
     from opatlas.outer.suites.opinfo import list_cases
 
-    def tell(share: float) -> None:
-        print(json.dumps({"share": share}), flush=True)
-
-    request = json.load(sys.stdin)
+    request, answer = request_of_parent()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     try:
-        cases = trace_cases(Path(request)) if isinstance(request, str) else list_cases(request[0], request[1], tell)
+        cases = trace_cases(Path(request)) if isinstance(request, str) else list_cases(request[0], request[1], answer)
         for kernel_type, cells in cases:
             overload = find_overload(overload_of(kernel_type))
             schema = str(overload._schema) if overload is not None else ""
-            print(json.dumps({"row": (kernel_type, {**cells, SAMPLE_TORCH: torch.__version__}, schema)}))
+            answer((kernel_type, {**cells, SAMPLE_TORCH: torch.__version__}, schema))
     except OpAtlasError as error:
         sys.exit(str(error))
 

@@ -174,12 +174,6 @@ def _recorded(info: Any, sample: Any) -> Call | None:
     return recorder.first if recorder.count == 1 else None
 
 
-def with_out(variant: torch._ops.OpOverload, call: Call, results: Sequence[torch.Tensor]) -> Call:
-    """Returns the call of an out variant that writes into tensors like these results, filled with NaN or ones."""
-    outs = [torch.full_like(each, torch.nan if each.is_floating_point() else 1) for each in results]
-    return Call(variant, call.positional, {**call.keywords, **out_arguments(variant, outs)})
-
-
 def list_cases(
     device_kind: str,
     operators: Sequence[str] = (),
@@ -319,8 +313,7 @@ def _cases_of(operator: str, dtype: str, samples: Sequence[_Sample]) -> Iterator
     overload = find_overload(operator)
     if overload is None or any(sample.call.written() for sample in samples):
         return
-    variants = variants_of(overload)
-    for variant in filter(None, (variants.in_place, variants.out)):
+    for variant in variants_of(overload):
         made = (_variant(variant, operator, dtype, sample) for sample in samples)
         yield from itertools.islice(filter(None, made), _MOST_VARIANTS)
 
@@ -340,10 +333,12 @@ def _variant(variant: torch._ops.OpOverload, operator: str, dtype: str, sample: 
 
 
 def variant_call(variant: torch._ops.OpOverload, call: Call, results: Sequence[torch.Tensor]) -> Call:
-    """Returns the call of an in-place or out variant with the arguments of a functional call."""
-    if any(argument.is_out for argument in variant._schema.arguments):
-        return with_out(variant, call, results)
-    return Call(variant, call.positional, call.keywords)
+    """Returns the call of an in-place or out variant with the arguments of a functional call.
+
+    An out variant writes into tensors like these results, filled with NaN or ones.
+    """
+    outs = [torch.full_like(each, torch.nan if each.is_floating_point() else 1) for each in results]
+    return Call(variant, call.positional, {**call.keywords, **out_arguments(variant, outs)})
 
 
 def _case(

@@ -63,10 +63,6 @@ class CutReason(Word):
     STEP = "boundary of steps"
 
 
-#: Reasons that no other graph and no other operator would remove.
-_HARD = frozenset({CutReason.OTHER_STREAM, CutReason.AI_CPU, CutReason.NO_AI_CORE, CutReason.COLLECTIVE})
-
-
 class ScopeVerdict(Word):
     """What to do about a scope."""
 
@@ -96,8 +92,6 @@ class Cuts:
 
     Attributes:
         fusable: whether a SuperKernel may hold each launch.
-        hard: whether each launch is one that neither a static graph nor another operator would make fusable. Supported
-            collectives count as hard: between them lies the time that a device waits for others.
         counts: each reason that occurs, in the order of `CutReason`.
         collectives: supported collectives, which do not cut.
     """
@@ -118,7 +112,8 @@ class Cuts:
         by_reason: dict[CutReason, Counter[str]] = {reason: Counter() for reason in CutReason}
         for place, launch in enumerate(launches):
             own = [CutReason.OTHER_STREAM] if beside[place] else []
-            of_graph = changes[place] if changes is not None else CutReason.DYNAMIC if _is_dynamic(launch) else None
+            dynamic = CutReason.DYNAMIC if _state(launch) == "dynamic" else None
+            of_graph = dynamic if changes is None else changes[place]
             own += _reasons(launch, bool(collective[place]), of_graph)
             for reason in own:
                 by_reason[reason][launch.kernel_type] += 1
@@ -129,16 +124,16 @@ class Cuts:
                 sources = dict.fromkeys(map(unfusable_source, types if reason is CutReason.UNFUSABLE else ()))
                 self.counts.append(CutCount(reason, count, dict(types.most_common()), tuple(sources)))
         self.fusable = np.array([not own for own in reasons], dtype=bool)
-        self.hard = np.array([not _HARD.isdisjoint(own) for own in reasons], dtype=bool) | collective
         self.collectives = int((collective & self.fusable).sum())
         self._waits = _waits_for_others(timeline)
 
-    def divided(self, inside: np.ndarray, start: int, stop: int) -> list[np.ndarray]:
-        """Returns the launches that are `inside`, from `start` to before `stop`, divided at cuts: two or more each."""
+    def divided(self, start: int, stop: int) -> list[np.ndarray]:
+        """Returns the fusable launches from `start` to before `stop`, divided at cuts: two or more each."""
         # Launches beside the main stream are in no part, and do not end one either.
         main = start + np.flatnonzero(~self._timeline.beside_main[start:stop])
         before, after = main[:-1], main[1:]
-        cut = ~inside[after] | ~inside[before] | self._waits[after] | (self._steps[after] != self._steps[before])
+        fused = self.fusable[after] & self.fusable[before] & (self._steps[after] == self._steps[before])
+        cut = ~fused | self._waits[after]
         return [part for part in np.split(main, np.flatnonzero(cut) + 1) if len(part) > 1]
 
 
@@ -164,10 +159,6 @@ def _reasons(launch: Launch, collective: bool, of_graph: CutReason | None) -> li
 
 def _state(launch: Launch) -> str:
     return launch.cells.get(OP_STATE, "").strip().lower()
-
-
-def _is_dynamic(launch: Launch) -> bool:
-    return _state(launch) == "dynamic"
 
 
 def _changes(timeline: LaunchTimeline, steps: Sequence[tuple[int, int]]) -> list[CutReason | None]:
@@ -276,8 +267,6 @@ class ScopeAnalysis:
         analysed_steps: the steps that the scopes are of.
         step_us: the mean duration of these steps, with gaps of at most the cap.
         needs_graph: whether the capture is of a run without a static graph: no kernel has the OP State static.
-        upper_bound: of any scopes in the whole capture: all kernels between collectives, AI CPU kernels, other streams
-            and steps.
         cuts: what splits SuperKernels, with counts.
         supported_collectives: those that do not cut.
         layers: the kinds of layers, in all steps.
@@ -293,7 +282,6 @@ class ScopeAnalysis:
     analysed_steps: int
     step_us: float
     needs_graph: bool
-    upper_bound: ScopeGain
     cuts: Sequence[CutCount]
     supported_collectives: int
     layers: Sequence[LayerKind]
@@ -333,7 +321,6 @@ def analyse(timeline: LaunchTimeline) -> ScopeAnalysis:
         analysed_steps=len(analysed),
         step_us=step_us,
         needs_graph=needs_graph,
-        upper_bound=_gain(timeline, cuts, ScopeKind.STEP, [(0, len(cuts.hard))], 1, step_us, "", inside=~cuts.hard),
         cuts=cuts.counts,
         supported_collectives=cuts.collectives,
         layers=structure.kinds,
@@ -358,8 +345,6 @@ def _gain(
     steps: int,
     step_us: float,
     refusal: str,
-    *,
-    inside: np.ndarray | None = None,
 ) -> ScopeGain:
     """Returns the prediction for a scope.
 
@@ -368,10 +353,8 @@ def _gain(
         steps: the number of steps that these are from.
         step_us: the mean duration of these steps, by `_step_us`.
         refusal: why no scope of the capture may be tried; "" if one may.
-        inside: whether each launch may be fused; None: as the cuts tell.
     """
-    fusable = cuts.fusable if inside is None else inside
-    pieces = [piece for each in ranges for piece in cuts.divided(fusable, *each)]
+    pieces = [piece for each in ranges for piece in cuts.divided(*each)]
     all_gaps = _gaps_us(timeline, pieces)
     gaps, (capped, saved) = float(all_gaps.sum()), _saved_us(all_gaps)
     main = [start + np.flatnonzero(~timeline.beside_main[start:stop]) for start, stop in ranges]
