@@ -28,14 +28,7 @@ from opatlas.outer.generation.models_file import LANGUAGE_OF_KIND, KernelLanguag
 from opatlas.outer.generation.prompt import error_text
 from opatlas.outer.judging.judgement import CLASS_OF_STATUS, ErrorClass, Judgement, Level
 from opatlas.outer.judging.rules import judge_source
-from opatlas.row.columns import (
-    BASE,
-    CACHE_STATE,
-    EXTRA_IN_SIGNATURE,
-    KERNEL_NAMES,
-    MICROBENCH_DEVICE_KERNELS,
-    STAND_IN,
-)
+from opatlas.row import columns as col
 from opatlas.row.record import Measurement
 from opatlas.row.rounds import LEAST_DIFFERENCE, PairVerdict
 from opatlas.row.status import Status
@@ -223,10 +216,10 @@ class RowBench:
             CAPTURED: False,
             DEVICE: self.name,
             BY: measured.execution.implementation,
-            KERNEL_NAMES: " + ".join(measured.execution.kernel_names),
-            MICROBENCH_DEVICE_KERNELS: float(measured.device_kernels or np.nan),
-            CACHE_STATE: measured.cache_state,
-            STAND_IN: measured.stand_in,
+            col.KERNEL_NAMES: " + ".join(measured.execution.kernel_names),
+            col.MICROBENCH_DEVICE_KERNELS: float(measured.device_kernels or np.nan),
+            col.CACHE_STATE: measured.cache_state,
+            col.STAND_IN: measured.stand_in,
             **{name: float(value) for name, value in measured.counters.items()},
         }
         return Diagnosis(KernelLines(Path(), pd.DataFrame([cells]), self.name))
@@ -270,7 +263,7 @@ def ask(
     code = "" if source is None else _read_source(source)
     language = "" if file is None else str(language_here(file))
     suffix = ".py" if source is None else source.suffix
-    names = (*BASE, *EXTRA_IN_SIGNATURE)
+    names = (*col.BASE, *col.EXTRA_IN_SIGNATURE)
     cells = {name: str(cell) for name in names if (cell := found.table.cell(name, ranked.line)) != ""}
     interface = _interface(kernel_type, cells, output)
     prompt = prompt_text(

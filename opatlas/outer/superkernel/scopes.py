@@ -17,19 +17,7 @@ from opatlas.row.columns import ACCELERATOR_CORE, INPUT_SHAPES, OP_STATE
 from opatlas.row.slots import EMPTY_WORDS
 from opatlas.text import Word, pluralize
 
-from .structure import (
-    LayerKind,
-    Module,
-    ScopeKind,
-    StepPhase,
-    StepSource,
-    find_scopes,
-    find_structure,
-    known_types,
-    matches,
-    phase_of,
-    unfusable_source,
-)
+from . import structure as model
 
 #: The part of a step that a SuperKernel must save to be kept, by the guide of CANN's recipes.
 GATE = 0.10
@@ -39,8 +27,8 @@ CAP_US, SYNC_US = 5.0, 0.5
 _AI_CORES = frozenset({"AI_CORE", "AI_VECTOR_CORE", "MIX_AIC", "MIX_AIV"})
 #: Phases whose steps are left out where a capture has others, and why they are refused.
 _REFUSED_PHASES = {
-    StepPhase.TRAINING: "training: its graphs are dynamic, and SuperKernel is for decode",
-    StepPhase.PREFILL: "prefill: SuperKernel is for decode",
+    model.StepPhase.TRAINING: "training: its graphs are dynamic, and SuperKernel is for decode",
+    model.StepPhase.PREFILL: "prefill: SuperKernel is for decode",
 }
 #: What makes a graph static.
 GRAPH = (
@@ -121,7 +109,7 @@ class Cuts:
         self.counts: list[CutCount] = []
         for reason, types in by_reason.items():
             if count := steps[-1] if reason is CutReason.STEP else types.total():
-                sources = dict.fromkeys(map(unfusable_source, types if reason is CutReason.UNFUSABLE else ()))
+                sources = dict.fromkeys(map(model.unfusable_source, types if reason is CutReason.UNFUSABLE else ()))
                 self.counts.append(CutCount(reason, count, dict(types.most_common()), tuple(sources)))
         self.fusable = np.array([not own for own in reasons], dtype=bool)
         self.collectives = int((collective & self.fusable).sum())
@@ -144,7 +132,7 @@ def _reasons(launch: Launch, collective: bool, of_graph: CutReason | None) -> li
         of_graph: why a static graph cannot hold it; None if one can.
     """
     if collective:
-        is_supported = matches(launch.kernel_type, known_types().collectives.patterns)
+        is_supported = model.matches(launch.kernel_type, model.known_types().collectives.patterns)
         return [] if is_supported else [CutReason.COLLECTIVE]
     core = launch.cells.get(ACCELERATOR_CORE, "").upper()
     found = []
@@ -152,7 +140,7 @@ def _reasons(launch: Launch, collective: bool, of_graph: CutReason | None) -> li
         found.append(CutReason.AI_CPU)
     elif core not in _AI_CORES and core not in EMPTY_WORDS:
         found.append(CutReason.NO_AI_CORE)
-    if unfusable_source(launch.kernel_type):
+    if model.unfusable_source(launch.kernel_type):
         found.append(CutReason.UNFUSABLE)
     return found if of_graph is None else [*found, of_graph]
 
@@ -241,7 +229,7 @@ class ScopeGain:
         verdict, reason: what to do, and why.
     """
 
-    kind: ScopeKind
+    kind: model.ScopeKind
     occurrences: float
     kernels: float
     fused_kernels: float
@@ -277,28 +265,28 @@ class ScopeAnalysis:
     """
 
     steps: int
-    steps_by: StepSource
-    phases: Mapping[StepPhase, int]
+    steps_by: model.StepSource
+    phases: Mapping[model.StepPhase, int]
     analysed_steps: int
     step_us: float
     needs_graph: bool
     cuts: Sequence[CutCount]
     supported_collectives: int
-    layers: Sequence[LayerKind]
-    module_shares: Mapping[Module, float]
+    layers: Sequence[model.LayerKind]
+    module_shares: Mapping[model.Module, float]
     scopes: Sequence[ScopeGain]
     refusals: Sequence[str]
     notes: Sequence[str]
 
-    def scope(self, kind: ScopeKind) -> ScopeGain | None:
+    def scope(self, kind: model.ScopeKind) -> ScopeGain | None:
         """Returns the prediction for a kind of scope; None if the capture has no such scope."""
         return next((each for each in self.scopes if each.kind is kind), None)
 
 
 def analyse(timeline: LaunchTimeline) -> ScopeAnalysis:
     """Analyses a timeline."""
-    structure = find_structure(timeline)
-    phases = [phase_of(timeline.kernels[start:stop]) for start, stop in structure.ranges]
+    structure = model.find_structure(timeline)
+    phases = [model.phase_of(timeline.kernels[start:stop]) for start, stop in structure.ranges]
     served = [each for each, of in zip(structure.ranges, phases, strict=True) if of not in _REFUSED_PHASES]
     analysed = served or structure.ranges
     states = set(map(_state, timeline.launches))
@@ -308,7 +296,7 @@ def analyse(timeline: LaunchTimeline) -> ScopeAnalysis:
     step_us = sum(_step_us(timeline, *each) for each in analysed) / len(analysed)
     scopes = [
         _gain(timeline, cuts, kind, ranges, len(analysed), step_us, refusals[0] if refusals else "")
-        for kind, ranges in find_scopes(timeline, structure, analysed).items()
+        for kind, ranges in model.find_scopes(timeline, structure, analysed).items()
     ]
     by_module = {gain.kind.value: gain.duration_us for gain in scopes}
     main_us = sum(
@@ -324,7 +312,9 @@ def analyse(timeline: LaunchTimeline) -> ScopeAnalysis:
         cuts=cuts.counts,
         supported_collectives=cuts.collectives,
         layers=structure.kinds,
-        module_shares={each: by_module[each.value] / main_us for each in Module if each.value in by_module and main_us},
+        module_shares={
+            each: by_module[each.value] / main_us for each in model.Module if each.value in by_module and main_us
+        },
         scopes=scopes,
         refusals=refusals,
         notes=list(_notes(timeline, structure.step_source, phases, needs_graph, len(analysed))),
@@ -340,7 +330,7 @@ def _step_us(timeline: LaunchTimeline, start: int, stop: int) -> float:
 def _gain(
     timeline: LaunchTimeline,
     cuts: Cuts,
-    kind: ScopeKind,
+    kind: model.ScopeKind,
     ranges: Sequence[tuple[int, int]],
     steps: int,
     step_us: float,
@@ -383,7 +373,7 @@ def _gain(
     )
 
 
-def _refusals(timeline: LaunchTimeline, phases: Sequence[StepPhase]) -> list[str]:
+def _refusals(timeline: LaunchTimeline, phases: Sequence[model.StepPhase]) -> list[str]:
     found = []
     if timeline.is_excerpt:
         found.append(
@@ -398,7 +388,11 @@ def _refusals(timeline: LaunchTimeline, phases: Sequence[StepPhase]) -> list[str
 
 
 def _notes(
-    timeline: LaunchTimeline, source: StepSource, phases: Sequence[StepPhase], needs_graph: bool, analysed: int
+    timeline: LaunchTimeline,
+    source: model.StepSource,
+    phases: Sequence[model.StepPhase],
+    needs_graph: bool,
+    analysed: int,
 ) -> Iterator[str]:
     yield from timeline.problems
     if needs_graph:
@@ -415,9 +409,9 @@ def _notes(
         yield "no stream is known: kernels of other streams are told by overlaps only"
     if not any(map(_state, timeline.launches)):
         yield "the capture has no OP State: whether its kernels are static is not known"
-    if source is StepSource.NOTHING:
+    if source is model.StepSource.NOTHING:
         yield "the capture has no Step Id, and no repetition tells steps: taken for one step"
-    if set(phases) == {StepPhase.UNKNOWN}:
+    if set(phases) == {model.StepPhase.UNKNOWN}:
         yield "the kernel types do not tell the phase: check that these are steps of decode"
     left_out = [phase for phase in phases if phase in _REFUSED_PHASES]
     if left_out and len(left_out) < len(phases):
