@@ -28,7 +28,7 @@ from opatlas.errors import UsageError, usage_errors
 from opatlas.formats import change, microseconds, percent
 from opatlas.row import columns as col
 from opatlas.row.location import expect_database, named_folder
-from opatlas.row.signature import RowChoice, make_case_id
+from opatlas.row.signature import RowChoice, kernel_types_meant, make_case_id
 from opatlas.run.devices.device import available_devices, database_name
 from opatlas.show import Column, Fields, Result, Table
 from opatlas.show.compared import parts
@@ -71,7 +71,7 @@ def compare(
             git revision (DB@main), the Run ID of a run, or `captures` (default: the database of this machine).
         baseline: implementation, or database, that speed-ups refer to (default: torch, or torch_npu on an NPU, else
             the first).
-        ops: compare only these kernel types, named exactly, or these collectives, such as all_reduce.
+        ops: compare only these kernel types, as in opatlas query, or these collectives, such as all_reduce.
         fail_slower: exit with 1 if a rival is SLOW in a row, and its whole interval lies beyond this, such as 5%; or
             if no row compares.
     """
@@ -180,7 +180,8 @@ def history(
 
     Args:
         database: folder of {KernelType}.csv files, or a device such as NVIDIA_H200.
-        rows: a kernel type, or a row as pytest names it: its id, the digest at the end of the id, or a part of the id.
+        rows: a kernel type, as in opatlas query, or a row as pytest names it: its id, the digest at the end of the id,
+            or a part of the id.
         fail_slower: exit with 1 if a row is slower by more than this, such as 5%, after its newest change.
         restore: csvs makes the CSVs again from the histories of their runs and the samples of ingests; pruned brings
             pruned rows back into the CSVs, all or those that are named.
@@ -203,7 +204,8 @@ def history(
 
 def _choice(database: Database, names: Sequence[str]) -> RowChoice:
     pruned = (each.stem for each in database.pruned_dir.glob("[!.]*.csv"))
-    return RowChoice(names, frozenset([*database.kernel_types(), *pruned]))
+    known = dict.fromkeys([*database.kernel_types(), *pruned])
+    return RowChoice([each for name in names for each in kernel_types_meant(name, known)], frozenset(known))
 
 
 def _slower_since(found: Regressions, least: float) -> Iterator[str]:
