@@ -119,7 +119,7 @@ _STREAMING = frozenset(
         *("AddRmsNorm", "AddRmsNormBias", "AddRmsNormDynamicQuant", "ArgMaxV2", "ArgMaxWithValue", "AscendQuantV2"),
         *("BroadcastTo", "Cast", "ClipByValueV2", "ConcatD", "ConcatV2D", "Cos", "Cumsum", "DepthwiseConv2D"),
         *("DynamicBlockQuant", "DynamicQuant", "Equal", "Exp", "FastGelu", "FloorDiv", "FloorMod", "Gelu", "GeluV2"),
-        *("Greater", "GreaterEqual", "InplaceAddRmsNorm", "InterleaveRope", "LayerNormV3", "Less", "LessEqual", "Log"),
+        *("Greater", "GreaterEqual", "HcPost", "HcPre", "InplaceAddRmsNorm", "InterleaveRope", "LayerNormV3", "Less", "LessEqual", "Log"),
         *("LogSoftmaxV2", "LogicalAnd", "LogicalNot", "LogicalOr", "LpNormV2", "Maximum", "Minimum", "NotEqual"),
         *("Pack", "Pad", "PadV3", "Pows", "Reciprocal", "ReduceAll", "ReduceAny", "ReduceMean", "ReduceMeanD"),
         *("ReduceSum", "ReduceSumD", "Relu", "RmsNorm", "RotaryPositionEmbedding", "Rsqrt", "ScaledMaskedSoftmax"),
