@@ -140,6 +140,6 @@ def hc_pre(
 
 
 def hc_post(x: Tensor, residual: Tensor, post: Tensor, comb: Tensor) -> Tensor:
-    """Returns streams (..., n, D): x (..., D) times post (..., n), plus comb (..., n, n), transposed, times residual."""
+    """Returns streams (..., n, D): x (..., D) post (..., n) + comb (..., n, n), transposed, times residual."""
     mixed = torch.matmul(comb.mT, residual.to(comb.dtype))
     return mixed.addcmul_(post.unsqueeze(-1), x.unsqueeze(-2).to(post.dtype)).to(x.dtype)
