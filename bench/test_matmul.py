@@ -9,6 +9,7 @@ from opatlas.row.errors import Unsupported
 from opatlas.row.slots import FP8
 from opatlas.run.inputs.shape_rules import (
     LARGEST,
+    NPU_E8M0,
     NPU_FP4,
     SCALE_BLOCK,
     bias,
@@ -168,14 +169,16 @@ def _replay_groups(row, replay):
         raise Unsupported("CANN has no scales of 16 numbers (NVFP4)")
     x2, scale = row.data(1), row.tensor(2, 0.5, 2.0)
     added = {name: row.tensor(slot, 0.5, 2.0) for name, slot in slots.items()}
-    fp4 = {f"x{i + 1}_dtype": NPU_FP4 for i in range(2) if row.input_slots[i].dtype == "FLOAT4_E2M1"}
+    dtypes = {f"x{i + 1}_dtype": NPU_FP4 for i in range(2) if row.input_slots[i].dtype == "FLOAT4_E2M1"}
     replay(
         impl.quant_matmul,
         row.data(0),
         x2.mT if by_columns else x2,
         scale.transpose(0, 1) if by_columns else scale,
         **added,
-        **fp4,
+        **dtypes,
+        scale_dtype=NPU_E8M0,
+        pertoken_scale_dtype=NPU_E8M0,
         group_sizes=[1, 1, size],
         output_dtype=row.output_dtype(),
         expected=formulas.quant_matmul,

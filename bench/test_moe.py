@@ -168,7 +168,7 @@ def test_grouped_matmul(row, replay):
     whole = LARGEST if quantized else None
     weight = row.data(1) if weights_alone else row.matrices(1, rank=3, largest=whole)
     weight = weight.mT if transposed else weight
-    given = {"bias": [bias(row, 2, k)]} if row.has(2) else {}
+    given: dict[str, object] = {"bias": [bias(row, 2, k)]} if row.has(2) else {}
     for slot, name in ((5, "antiquant_scale"), (6, "antiquant_offset")):
         if row.has(slot):
             given[name] = [scale_of_groups(row, slot, (experts, k, n), transposed)]

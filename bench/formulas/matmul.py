@@ -170,12 +170,13 @@ def _numbers(data: Tensor, line: At) -> Tensor:
     """
     if data.dtype not in (torch.int32, torch.uint8):
         return elements(data, line).to(torch.float64)
-    whole, *batch = 2 * data.element_size(), *line[:-1]
+    whole = 2 * data.element_size()
     if data.stride(-1) == 1:
         places = 4 * torch.arange(whole, device=data.device)
         codes = (data[line].long().unsqueeze(-1) >> places & 15).flatten(-2)
     else:
-        codes = data[(*batch, line[-1] // whole)].long() >> (4 * (line[-1] % whole)).unsqueeze(-1) & 15
+        word = (*line[:-1], line[-1] // whole)
+        codes = data[word].long() >> (4 * (line[-1] % whole)).unsqueeze(-1) & 15
     if data.dtype is torch.int32:
         return (codes - 16 * (codes > 7)).double()
     exponent, mantissa = (codes >> 1) & 3, (codes & 1) / 2

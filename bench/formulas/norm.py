@@ -211,8 +211,10 @@ hc_pre = each(_hyper_connection(0, 1), _hyper_connection(1, 10), _hyper_connecti
 def hc_post(at: At, x: Tensor, residual: Tensor, post: Tensor, comb: Tensor) -> Tensor:
     """Computes y[i, d] = p[i] x[d] + sum over j of c[j, i] r[j, d] (vllm-ascend, csrc/moe/hc_post)."""
     *token, i, d = at
-    total = to_float64(post[(*token, i)]) * to_float64(x[(*token, d)])
+    stream, element = (*token, i), (*token, d)
+    total = to_float64(post[stream]) * to_float64(x[element])
     for j in range(residual.shape[-2]):
         own = torch.full_like(i, j)
-        total += to_float64(comb[(*token, own, i)]) * to_float64(residual[(*token, own, d)])
+        pair, element = (*token, own, i), (*token, own, d)
+        total += to_float64(comb[pair]) * to_float64(residual[element])
     return total

@@ -229,8 +229,8 @@ def scale_of_blocks(row: ReplayRow, slot: int, weight: torch.Tensor, stored_by_c
     return scale.mT if stored_by_columns else scale
 
 
-#: torch_npu.float4_e2m1fn_x2: calls take its numbers in bytes.
-NPU_FP4 = 296
+#: torch_npu.float8_e8m0fnu and torch_npu.float4_e2m1fn_x2, of which calls take two numbers in a byte.
+NPU_E8M0, NPU_FP4 = 293, 296
 
 
 def scale_of_groups(row: ReplayRow, slot: int, weight: Shape, stored_by_columns: bool) -> torch.Tensor:
