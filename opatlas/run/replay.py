@@ -77,7 +77,7 @@ class Replay:
         self._group = group
         self._source = source
         # A profiler has the samples later.
-        self._against = against if instrument.name != MSPROF else None
+        self._against = against if instrument.name != MSPROF and settings.measures else None
         self._sampling = Sampling(device, instrument, settings, group)
 
     def __call__(
@@ -147,7 +147,8 @@ class Replay:
         warm_until = monotonic() + _WARM_UP_S
         self._group.report_step("in its first call")
         # Without a call on an NPU the function is the kernel, and replaces none.
-        counts = self._spec.npu is not None and kernel is impl and not may_be_compiled(impl)
+        counts = self._sampling.settings.measures and self._spec.npu is not None and kernel is impl
+        counts = counts and not may_be_compiled(impl)
 
         def operators_of(make: Callable[[], None], again: Callable[[], None]) -> list[str]:
             if counts:

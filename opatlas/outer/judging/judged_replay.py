@@ -265,7 +265,8 @@ class JudgedReplay(ABC):
         share = self._share(samples)
         notes = [*self._notes, *share_notes(share)]
         outcome = self._sampling.outcome(samples, Checked(0, 0), execution=execution, noted=notes)
-        judgement = Judgement(ErrorClass.PASS, level=Level.MEASURED, kernel_share=share, notes=tuple(notes))
+        level = Level.MEASURED if self._settings.measures else Level.CORRECT
+        judgement = Judgement(ErrorClass.PASS, level=level, kernel_share=share, notes=tuple(notes))
         return replace(outcome, judged=judgement.judged)
 
     def _share(self, samples: Samples) -> float | None:

@@ -24,6 +24,7 @@ from opatlas.data.database import Database
 from opatlas.data.fold import add_rows
 from opatlas.errors import OpAtlasError
 from opatlas.files import read_safely
+from opatlas.options import read_only_by
 from opatlas.outer.suites.score import read_score
 from opatlas.outer.suites.texts import (
     LARGEST_BYTES,
@@ -159,7 +160,7 @@ def suite_source(option: argparse.Namespace, devices: Sequence[DeviceSpec]) -> R
         found: Rows = {}
         if not (whole.exists() or (ops and ops <= known)):
             found = list_suite(option.suite, kind, operators=_operators(ops)).rows
-            if not (option.collectonly or option.read_only):
+            if not (option.collectonly or read_only_by(option)):
                 add_rows(database, found)
                 if not ops:
                     whole.touch()
