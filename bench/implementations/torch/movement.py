@@ -157,5 +157,5 @@ def apply_top_k_top_p(logits: Tensor, p: Tensor | None = None, k: Tensor | None 
 
 
 def histc(x: Tensor, bins: int, least: float, largest: float) -> Tensor:
-    """Returns the number of elements in each of `bins` equal intervals. CPUs count real numbers alone."""
-    return torch.histc(x if x.is_cuda else x.float(), bins, least, largest)
+    """Returns the number of elements in each of `bins` equal intervals, in x's dtype. CPUs count real numbers alone."""
+    return torch.histc(x if x.is_cuda else x.float(), bins, least, largest).to(x.dtype)
