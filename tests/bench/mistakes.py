@@ -200,7 +200,7 @@ MISTAKES: list[tuple[str, str, Callable[..., Any]]] = [
         "other groups",
         lambda x, w, i, dtype, **o: (
             y := impl.swiglu_group_quant(x, w, i, dtype, **o | {"group_size": 64}),
-            (y[0], y[1][:, ::2].contiguous()),
+            (y[0], y[1][:, ::2].contiguous(), y[2]),
         )[1],
     ),
     ("HistogramV2", "of the rest", lambda x, *a: x.numel() - impl.histc(x, *a)),

@@ -195,15 +195,18 @@ def grouped_matmul_swiglu_quant(
 
 def swiglu_group_quant(
     x: Tensor, topk_weight: Tensor | None, group_index: None, dst_type: torch.dtype, *, quant_mode: int, group_size: int
-) -> tuple[Tensor, Tensor]:
-    """Maps (..., 2 D) to SwiGLU times topk_weight (...), (..., D) in FP8, and FLOAT scales, or MX (..., D / 64, 2)."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Maps (..., 2 D) to SwiGLU times topk_weight (...), (..., D) in FP8, and FLOAT scales, or MX (..., D / 64, 2).
+
+    The third result, for SwiGLU alone, is empty.
+    """
     y = swiglu(x.float(), -1) if topk_weight is None else swiglu(x.float(), -1) * topk_weight.unsqueeze(-1)
     if quant_mode == 1:
-        return dynamic_block_quant(y, dst_type=dst_type, row_block_size=1, col_block_size=group_size)
+        return *dynamic_block_quant(y, dst_type=dst_type, row_block_size=1, col_block_size=group_size), x.new_empty(0)
     groups = y.unflatten(-1, (-1, group_size))
     scale = (groups.abs().amax(-1, keepdim=True) / torch.finfo(dst_type).max).log2().ceil().exp2()
     quantized = (groups / scale).to(dst_type).flatten(-2)
-    return quantized, scale.unflatten(-2, (-1, 2)).squeeze(-1).to(torch.float8_e8m0fnu)
+    return quantized, scale.unflatten(-2, (-1, 2)).squeeze(-1).to(torch.float8_e8m0fnu), x.new_empty(0)
 
 
 def groups_of(ends: Tensor) -> Iterator[tuple[int, slice]]:
