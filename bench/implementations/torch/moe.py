@@ -129,8 +129,9 @@ def grouped_matmul(
     for group, own in groups_of(group_list):
         bias_of = bias[0][group] if bias else None
         if antiquant_scale:
-            given = [each[0][group] for each in (antiquant_scale, antiquant_offset) if each]
-            result[own] = weight_quant_batchmatmul(rows[own], matrices[group], *given, bias=bias_of)
+            offset = antiquant_offset[0][group] if antiquant_offset else None
+            scales = antiquant_scale[0][group], offset
+            result[own] = weight_quant_batchmatmul(rows[own], matrices[group], *scales, bias_of)
             continue
         if rows.is_floating_point() and rows.dtype not in FP8:
             result[own] = linear(rows[own], matrices[group].mT, bias_of)
