@@ -146,7 +146,7 @@ def arguments_of_replay(
         ReplayError: the row is wrong, or is run by several devices.
     """
     spec = replay_spec(replay_function)
-    if spec is None or spec.binding is not None or spec.group is not None:
+    if spec is None or spec.binding or spec.group is not None:
         raise Unsupported(f"{kernel_type} is run by several devices together: an implementation cannot take its place")
     found: list[ReplayArguments] = []
 

@@ -72,7 +72,7 @@ cnt: 1, ((T([8], f32),), {})
 
 def test_hosts_judge_the_candidates_of_tasks(sessions: Sessions, cluster: Any) -> None:
     cluster.add_node(num_cpus=1)
-    shutil.copy(ROOT / "bench" / "test_tasks.py", sessions.folder)
+    shutil.copy(ROOT / "bench" / "test_listed.py", sessions.folder)
     (sessions.folder / "tasks").mkdir()
     (sessions.folder / "tasks" / "relu.py").write_text(TASK)
     own = sessions.folder / "candidates" / "relu"
@@ -80,7 +80,7 @@ def test_hosts_judge_the_candidates_of_tasks(sessions: Sessions, cluster: Any) -
     returns = {"right": "x.clamp(min=0)", "wrong": "x", "crashes": "faulthandler._sigsegv()", "broken": "x.clamp("}
     for name, code in returns.items():
         (own / f"{name}.py").write_text(CANDIDATE.format(code))
-    options = ("test_tasks.py", "--tasks=tasks", "--implementation=torch,candidates")
+    options = ("test_listed.py", "--tasks=tasks", "--implementation=torch,candidates")
     finished = start(sessions, cluster, *options).wait()
     assert finished.ledger() == {"measured": 2, "xfailed": 3}
     verdicts = {}
@@ -93,11 +93,11 @@ def test_hosts_judge_the_candidates_of_tasks(sessions: Sessions, cluster: Any) -
 
 
 def test_hosts_run_the_operators_of_a_suite(sessions: Sessions, cluster: Any) -> None:
-    shutil.copy(ROOT / "bench" / "test_suites.py", sessions.folder)
+    shutil.copy(ROOT / "bench" / "test_listed.py", sessions.folder)
     (sessions.folder / "calls.txt").write_text(TRACE)
     kernels = {"add__Tensor": "def NAME(x, y):\n    return x + y\n", "relu__default": "def NAME(x):\n    return x\n"}
     folder = write_kernels(sessions.folder / "kit", kernels)
-    options = ("test_suites.py", "--suite=calls.txt", f"--implementation=torch,{folder}")
+    options = ("test_listed.py", "--suite=calls.txt", f"--implementation=torch,{folder}")
     finished = start(sessions, cluster, *options, devices=2).wait()
     assert finished.ledger() == {"measured": 4, "xfailed": 1, "unsupported": 1}
     assert left(sessions) == []

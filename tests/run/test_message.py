@@ -20,13 +20,13 @@ from opatlas.row.communication import (
 from opatlas.row.errors import InvalidRow, OutOfMemory, WrongResult
 from opatlas.row.record import Measurement
 from opatlas.row.status import Status
-from opatlas.run.collectives import message as module
-from opatlas.run.collectives.message import Message, TimedCollective
+from opatlas.run import message as module
 from opatlas.run.devices.cpu import CpuDevice
 from opatlas.run.devices.device import DeviceSpec
 from opatlas.run.group import RANK_SPREAD, Group, SynchronizedInstrument
 from opatlas.run.instruments.instrument import MeasureSettings, Samples, StopRule, WallClock
 from opatlas.run.job import RowOutcome
+from opatlas.run.message import Message, TimedCollective
 from opatlas.run.process.device_main import combine_ranks
 
 DTYPES = ["DT_BF16", "DT_FLOAT16", "DT_FLOAT", "DT_INT8"]
