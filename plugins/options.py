@@ -154,8 +154,8 @@ ROWS = (
         type=names,
         metavar="TYPE[,TYPE...]",
         default=(),
-        help="run only these kernel types, named exactly, or these collectives, such as all_reduce "
-        "(default: all; -k selects by part of a name)",
+        help="run only these kernel types, in any case and without version (rms_norm, matmul, attention), or these "
+        "collectives, such as all_reduce (default: all; -k selects by part of a name)",
     ),
     declare(
         "--shard",

@@ -58,7 +58,7 @@ def compare(
             git revision (DB@main), the Run ID of a run, or `captures` (default: the database of this machine).
         baseline: implementation, or database, that speed-ups refer to (default: torch, or torch_npu on an NPU, else
             the first).
-        ops: compare only these kernel types, named exactly, or these collectives, such as all_reduce.
+        ops: compare only these kernel types, as in opatlas query, or these collectives, such as all_reduce.
         fail_slower: exit with 1 if a rival is SLOW in a row, and its whole interval lies beyond this, such as 5%; or
             if no row compares.
     """

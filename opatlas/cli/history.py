@@ -21,7 +21,7 @@ from opatlas.data.row_history import RowRun, row_histories
 from opatlas.errors import UsageError
 from opatlas.formats import change, percent
 from opatlas.row.location import expect_database
-from opatlas.row.signature import RowChoice, make_case_id
+from opatlas.row.signature import RowChoice, kernel_types_meant, make_case_id
 from opatlas.show import Column, Fields, Result, Table
 from opatlas.show.parameters import DatabaseFolder, Percent
 from opatlas.show.result import Part
@@ -44,7 +44,8 @@ def history(
 
     Args:
         database: folder of {KernelType}.csv files, or a device such as NVIDIA_H200.
-        rows: a kernel type, or a row as pytest names it: its id, the digest at the end of the id, or a part of the id.
+        rows: a kernel type, as in opatlas query, or a row as pytest names it: its id, the digest at the end of the id,
+            or a part of the id.
         fail_slower: exit with 1 if a row is slower by more than this, such as 5%, after its newest change.
         restore: csvs makes the CSVs again from the histories of their runs and the samples of ingests; pruned brings
             pruned rows back into the CSVs, all or those that are named.
@@ -67,7 +68,8 @@ def history(
 
 def _choice(database: Database, names: Sequence[str]) -> RowChoice:
     pruned = (each.stem for each in database.pruned_dir.glob("[!.]*.csv"))
-    return RowChoice(names, frozenset([*database.kernel_types(), *pruned]))
+    known = dict.fromkeys([*database.kernel_types(), *pruned])
+    return RowChoice([each for name in names for each in kernel_types_meant(name, known)], frozenset(known))
 
 
 def _slower(found: Regressions, least: float) -> Iterator[str]:

@@ -15,7 +15,8 @@ from typing import Any
 from opatlas.errors import OpAtlasError
 from opatlas.options import ListAction, Scope, at_least, between, declare, items_of, one_of
 from opatlas.row.columns import DTYPE, MESSAGE_BYTES, NUM_DEVICES, TOPOLOGY_TIER
-from opatlas.row.communication import BY_NAME, TIERS, Collective
+from opatlas.row.communication import BY_KERNEL_TYPE, BY_NAME, TIERS, Collective
+from opatlas.row.signature import kernel_types_meant
 from opatlas.row.slots import known_dtype
 from opatlas.row.status import UpdateMode
 from opatlas.row.versions import Versions, kind_of
@@ -251,13 +252,13 @@ def named_collectives(ops: Sequence[str]) -> Sequence[Collective]:
     Raises:
         OpAtlasError: no collective has a name.
     """
-    known = {name: each for each in BY_NAME.values() for name in (each.name, each.kernel_type)}
-    if unknown := [name for name in ops if name not in known]:
+    meant = [name for word in ops for name in kernel_types_meant(word, BY_KERNEL_TYPE)]
+    if unknown := [name for name in meant if name not in BY_KERNEL_TYPE]:
         raise OpAtlasError(
-            f"--ops {','.join(unknown)}: unknown collective{suggest(unknown[0], known)}; give one or several of "
-            f"{', '.join(BY_NAME)}"
+            f"--ops {','.join(unknown)}: unknown collective{suggest(unknown[0], [*BY_NAME, *BY_KERNEL_TYPE])}; give "
+            f"one or several of {', '.join(BY_NAME)}"
         )
-    return list(dict.fromkeys(known[name] for name in ops)) or list(BY_NAME.values())
+    return [BY_KERNEL_TYPE[name] for name in dict.fromkeys(meant)] or list(BY_NAME.values())
 
 
 def collective_plan(option: Any, nodes: GroupNodes) -> CollectivePlan:

@@ -179,10 +179,10 @@ def test_contradictions_are_refused(arguments: list[str], words: str) -> None:
 
 def test_ops_names_collectives_as_torch_or_as_hccl_does() -> None:
     assert options.named_collectives(()) == list(BY_NAME.values())
-    assert options.named_collectives(("all_to_all", "hcom_allReduce_", "all_reduce")) == [ALL_TO_ALL, ALL_REDUCE]
+    assert options.named_collectives(("All_to_all", "hcom_allReduce_", "allreduce")) == [ALL_TO_ALL, ALL_REDUCE]
     assert list(options.collective_plan(parsed(ops=("all_reduce",)), GroupNodes(CPU)).rows) == [ALL_REDUCE.kernel_type]
     with pytest.raises(OpAtlasError, match="did you mean all_reduce"):
-        options.collective_plan(parsed(ops=("allreduce",)), GroupNodes(CPU))
+        options.collective_plan(parsed(ops=("all_reduced",)), GroupNodes(CPU))
     with pytest.raises(OpAtlasError, match="--ops Add: "):
         options.collective_plan(parsed(ops=("all_reduce", "Add")), GroupNodes(CPU))
 
