@@ -321,7 +321,11 @@ def read_origin(context: SessionContext, own: TargetDatabase) -> tuple[Provenanc
         if settings.mixed:
             return provenance, printable(f"--mixed: {error}")
         raise OpAtlasError(f"{printable(str(error))}: the two do not compare.\n{_remedy(settings)}") from None
-    return provenance, ""
+    folder, ours = provenance.folder, own.target.origin
+    if folder is None or not (patched := folder.other_versions(ours)):
+        return provenance, ""
+    named, here = (", ".join(f"{name} {each.versions[name]}" for name in patched) for each in (folder, ours))
+    return provenance, f"{own.database.path} is named for {named}, and this session is on {here}"
 
 
 def captured_note(provenance: Provenance, plan: Plan, settings: Settings) -> str:
