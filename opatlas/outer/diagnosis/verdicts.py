@@ -16,16 +16,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from opatlas.capture.capture_reader import DURATION, TYPE, WAIT
-from opatlas.row.columns import (
-    ACCELERATOR_CORE,
-    INPUT_SHAPES,
-    KERNEL_NAMES,
-    MICROBENCH_DEVICE_KERNELS,
-    OUTPUT_SHAPES,
-    QUALITY,
-    SPAN,
-    STAND_IN,
-)
+from opatlas.row import columns as col
 from opatlas.row.communication import is_communication
 from opatlas.row.quality import Floats, Mask, Quality, is_composition
 from opatlas.text import Word
@@ -196,7 +187,7 @@ class Verdicts:
 def apply_rules(table: KernelLines, peaks: DevicePeaks, shares: RooflineShares) -> Verdicts:
     """Returns the verdicts on all kernels of a table."""
     frame, of = table.frame, KernelVerdict
-    core = _cells(frame, ACCELERATOR_CORE)
+    core = _cells(frame, col.ACCELERATOR_CORE)
     duration_us = frame[DURATION].to_numpy(np.float64)
     collective = np.isin(core, _COLLECTIVES) | frame[TYPE].map(is_communication).to_numpy(bool)
     # A database of another device than an NPU has cells of Accelerator Core, too, but no counters.
@@ -216,13 +207,13 @@ def apply_rules(table: KernelLines, peaks: DevicePeaks, shares: RooflineShares) 
     often = us[is_layout].sum() > limit(of.DATA_LAYOUT, "share") * us[~collective].sum()
     hit_rate, clock_drop = _l2_hit_rate(frame), _clock_drop(frame)
     wait_share, long_waits = _waits(frame)
-    kernels, span_us = (_highest(frame, (name,)) for name in (MICROBENCH_DEVICE_KERNELS, SPAN))
+    kernels, span_us = (_highest(frame, (name,)) for name in (col.MICROBENCH_DEVICE_KERNELS, col.SPAN))
     late = (kernels > 1) & (span_us > limit(of.HOST_BOUND, "span_over_sum") * duration_us)
     found = {verdict: bound & (of_pipe == verdict) for verdict in dict.fromkeys(PIPES.values())} | {
         of.ABOVE_ROOF: shares.share > above,
         of.AICPU: (core == "AI_CPU") & (duration_us >= limit(of.AICPU, "us")) & table.is_capture,
         of.SEVERAL_KERNELS: _several_kernels(frame, kernels) & (not table.is_capture),
-        of.CLOCK: (_cells(frame, QUALITY) == Quality.THROTTLED.value) | (clock_drop >= limit(of.CLOCK, "share")),
+        of.CLOCK: (_cells(frame, col.QUALITY) == Quality.THROTTLED.value) | (clock_drop >= limit(of.CLOCK, "share")),
         of.AT_ROOF: (shares.share > at_roof) & (shares.share <= above),
         of.NOT_ENOUGH_WORK: _not_enough_work(frame, core, peaks) & on_core,
         of.BANK_CONFLICT: _highest(frame, _BANK_CONFLICTS) > limit(of.BANK_CONFLICT, "ratio"),
@@ -255,7 +246,7 @@ def _is_of(kernel_types: pd.Series, patterns: tuple[str, ...]) -> Mask:
 
 def _on_numbers(frame: pd.DataFrame) -> Mask:
     """Returns whether all tensors of each kernel have one element."""
-    cells = _cells(frame, INPUT_SHAPES) + ";" + _cells(frame, OUTPUT_SHAPES)
+    cells = _cells(frame, col.INPUT_SHAPES) + ";" + _cells(frame, col.OUTPUT_SHAPES)
     numbers = {cell: cell.strip(";") != "" and not set(re.findall(r"\d+", cell)) - {"1"} for cell in set(cells)}
     return np.array([numbers[cell] for cell in cells], dtype=bool)
 
@@ -309,8 +300,10 @@ def _several_kernels(frame: pd.DataFrame, kernels: Floats) -> Mask:
 
     Fills, copies and a library's own parts of a kernel do not count.
     """
-    parts = np.array([sum(map(_is_part, cell.split(" + "))) for cell in _cells(frame, KERNEL_NAMES)], dtype=np.float64)
-    judged = zip(_cells(frame, QUALITY), _cells(frame, STAND_IN), strict=True)
+    parts = np.array(
+        [sum(map(_is_part, cell.split(" + "))) for cell in _cells(frame, col.KERNEL_NAMES)], dtype=np.float64
+    )
+    judged = zip(_cells(frame, col.QUALITY), _cells(frame, col.STAND_IN), strict=True)
     is_judged = np.array([is_composition(*each) for each in judged], dtype=bool)
     return is_judged | (kernels - parts > limit(KernelVerdict.SEVERAL_KERNELS, "kernels"))
 
