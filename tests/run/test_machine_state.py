@@ -14,7 +14,7 @@ import torch
 
 from opatlas.row.errors import OutOfMemory
 from opatlas.row.status import Status
-from opatlas.run.devices import cpu, system
+from opatlas.run.devices import system
 from opatlas.run.devices.cpu import CpuDevice
 from opatlas.run.devices.device import DeviceSpec
 from opatlas.run.inputs.replay_row import ReplayRow
@@ -99,9 +99,9 @@ def test_a_quota_rounded_up_is_how_many_threads_run(
 
 def test_a_row_may_take_the_rest_of_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     device = CpuDevice(DeviceSpec("cpu"), MeasureSettings(threads=1))
-    monkeypatch.setattr(cpu, "available_memory", lambda: 4096)
+    monkeypatch.setattr(system, "available_memory", lambda: 4096)
     assert device.available_bytes() == 4096
-    monkeypatch.setattr(cpu, "available_memory", lambda: None)
+    monkeypatch.setattr(system, "available_memory", lambda: None)
     assert device.available_bytes() > 4096
     assert system.affinity_cores() >= 1
 
