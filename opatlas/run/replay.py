@@ -124,7 +124,7 @@ class Replay:
         self._group = group
         self._source = source
         # A profiler has the samples later.
-        self._against = against if instrument.name != MSPROF else None
+        self._against = against if instrument.name != MSPROF and settings.measures else None
         self._sampling = Sampling(device, instrument, settings, group)
 
     def __call__(
@@ -266,7 +266,8 @@ class Replay:
         function = load_kernel(source, impl) if source else self._device.kernel(impl, self._spec.npu)
         is_default = function is impl
         # Without a call on an NPU the function is the kernel, and replaces none.
-        counts = self._spec.npu is not None and is_default and not may_be_compiled(impl)
+        is_counted = self._sampling.settings.measures and self._spec.npu is not None
+        counts = is_counted and is_default and not may_be_compiled(impl)
         if source:
             # Without one its module has a name that only this process knows.
             name = _name(function) if source.module else f"{source.function} of {Path(source.path).name}"

@@ -108,8 +108,11 @@ class _Values(dict[str, torch.Tensor]):
         """Returns a value in the shape of `like`, without a copy; None if there is none of that dtype and size."""
         value = self.get(name)
         if name in ("query_rope", "query_nope") and value is None and "q_b" in self:
-            # Of each head the last or the first numbers.
-            by_head: torch.Tensor = self["q_b"].unflatten(-1, (like.numel() // (len(self["q_b"]) * like.shape[-1]), -1))
+            # Of each head the last or the first numbers; of some tokens alone none.
+            heads, rest = divmod(like.numel(), len(self["q_b"]) * like.shape[-1])
+            if rest or not heads:
+                return None
+            by_head: torch.Tensor = self["q_b"].unflatten(-1, (heads, -1))
             if name == "query_nope":
                 return by_head[..., : like.shape[-1]].transpose(0, 1)
             return by_head[..., -like.shape[-1] :].view(like.shape)
@@ -311,9 +314,11 @@ class BuiltLayers:
             self._given = [(each, each.clone()) for each in arguments[:2] if isinstance(each, torch.Tensor)]
         if (key := (call.part, call.signature())) not in self._alone_us:
             self._alone_us[key] = self._measure_alone(own)
-        placed.launch(own.repeat)
+        own.restore()
+        placed.launch(own.launch)
         places = [each.data_ptr() for each in own.returned()]
-        placed.launch(own.repeat)
+        own.restore()
+        placed.launch(own.launch)
         own.forget()
         self._renew([recorded.arguments[at] for at in recorded.changed["mutates"] if isinstance(at, int)])
         self._renew(own.prepared.changes if own.prepared is not None else ())
@@ -367,8 +372,8 @@ class BuiltLayers:
             # Tokens choose by their logits alone.
             keywords["bias"].zero_()
         if "group_list" in keywords and "experts" in values and self._is_routed:
-            ends = torch.bincount(values["experts"].flatten(), minlength=len(keywords["group_list"])).cumsum(0)
-            keywords["group_list"] = ends.to(keywords["group_list"].dtype)
+            (rows,) = flat_tensors(recorded.arguments[0])
+            keywords["group_list"] = _group_ends(values["experts"], len(rows), keywords["group_list"])
         return writes
 
     def _first_call(
@@ -383,8 +388,11 @@ class BuiltLayers:
         )
         try:
             own.start()
+            if own.prepared is None:
+                own.restore()
+            # What restores arguments is no part of the call.
             with placed:
-                (own.repeat if own.prepared is None else own.first_prepared)()
+                (own.launch if own.prepared is None else own.first_prepared)()
         except Unsupported as error:
             if source is None:
                 raise
@@ -393,6 +401,16 @@ class BuiltLayers:
         self.ran[name] = None
         placed.keep(own.returned())
         return own, placed
+
+
+def _group_ends(chosen: torch.Tensor, rows: int, like: torch.Tensor) -> torch.Tensor:
+    """Returns where the rows of each expert of a device end, if tokens choose experts as `chosen` has them.
+
+    A device has some of all experts, and `rows` of the rows of them, also of other devices' tokens. Each choice stands
+    for one of its experts, in turn if there are fewer choices than rows.
+    """
+    own = (chosen.flatten() % len(like)).repeat(-(-rows // chosen.numel()))[:rows]
+    return torch.bincount(own, minlength=len(like)).cumsum(0).to(like.dtype)
 
 
 def _copy(maker: KernelCall, number: int, place: torch.Tensor) -> None:

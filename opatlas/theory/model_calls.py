@@ -27,6 +27,8 @@ from opatlas.theory.space import pattern_row
 
 #: Kernel types of one computation with equal rows; a device runs one of them.
 _TWINS = (("MatMulV2", "MatMulV3", "MatMulCommon"), ("AddRmsNorm", "AddRmsNormBias"))
+#: The pattern of each kind of gate.
+_GATES = {"SwiGlu": "swiglu", "GeGluV2": "geglu", "ClippedSwiglu": "swiglu"}
 #: Tokens of a page of the cache, as in the catalog's patterns of caches.
 _PAGE = 128
 #: The input slots with keys and values in the cache, by patterns.
@@ -46,8 +48,8 @@ class ModelCall:
         twins: further kernel types whose row may have these cells.
         nearest: the cells that answer where no row has the dtypes or the load of `cells`: those of a cache that is not
             quantized, or equally many rows of each expert that has any.
-        instead: the call of another kernel type that does this work on some devices; it answers where this one has no
-            rows.
+        instead: another call that does this work, or most of it: by the kernel type of some devices, or without a bias.
+            It answers where this one has no rows with its dtypes.
     """
 
     part: str
@@ -173,6 +175,8 @@ class _ModelStep:
         layers = model.layers
         yield self.call("embedding", "GatherV2", "gather", vocab=-(-model.vocab // self.tp))
         yield from self.all_reduce("embedding_all_reduce", 0)
+        if model.post_norms:
+            yield self.call("embedding_scale", "Muls", "unary")
         # The first layer has nothing to add to its input.
         yield self.call("attention_norm", "RmsNorm", "rms_norm", 1)
         if layers > 1:
@@ -182,12 +186,16 @@ class _ModelStep:
         if model.delta is not None:
             yield from self.delta_net(model.delta)
         yield from self.all_reduce("attention_all_reduce", layers)
+        if model.post_norms:
+            yield self.call("attention_post_norm", "RmsNorm", "rms_norm", layers)
         yield self.call("ffn_norm", "AddRmsNorm", "add_rms_norm", layers)
         if dense := model.dense_layers:
             yield from self.feed_forward("", model.intermediate // self.tp, dense)
             yield from self.all_reduce("ffn_all_reduce", dense)
         if model.experts is not None:
             yield from self.experts(model.experts)
+        if model.post_norms:
+            yield self.call("ffn_post_norm", "RmsNorm", "rms_norm", layers)
         if self.step.pp > 1:
             # A broadcast among two devices.
             sent = self.collective("stage_send", BROADCAST, 2, self.tokens * model.hidden, 0)
@@ -209,11 +217,17 @@ class _ModelStep:
         model, layers = self.model, self.model.attention_layers
         yield from self.products("qkv")
         if model.head_norms:
+            pattern = "rms_norm" if model.joint_norms else "head_rms_norm"
             for part, heads in (("query_norm", self.sizes["q"]), ("key_norm", self.sizes["kv"])):
-                yield self.call(part, "RmsNorm", "head_rms_norm", layers, g=heads)
+                yield self.call(part, "RmsNorm", pattern, layers, g=heads, h=heads * model.head_dim)
+            if model.joint_norms and self.tp > 1:
+                # The sums of squares in float32, which each device has of its heads.
+                yield self.collective("norm_all_reduce", ALL_REDUCE, self.tp, 4 * self.tokens, layers)
         # Engines for GPUs have a kernel that reads a table of all positions.
-        from_table = self.call("rope", "_triton_rope", "rope_from_table", layers, p=model.positions)
-        yield replace(self.call("rope", "ApplyRotaryPosEmb", "apply_rotary_pos_emb", layers), instead=from_table)
+        rotated = {"d": model.rotated or model.head_dim}
+        from_table = self.call("rope", "_triton_rope", "rope_from_table", layers, p=model.positions, **rotated)
+        rope = self.call("rope", "ApplyRotaryPosEmb", "apply_rotary_pos_emb", layers, **rotated)
+        yield replace(rope, instead=from_table)
         yield self.call("cache", "ReshapeAndCacheNdKernel", "reshape_and_cache", layers)
         kernel_type, (sliding, window) = "FusedInferAttentionScore", model.sliding
         for group in model_step.alike_sequences(self.decoded):
@@ -226,8 +240,8 @@ class _ModelStep:
             pattern = "packed_attention" if all(each.queries == each.keys for each in group) else "paged_attention"
             yield self.of_sequences("attention", kernel_type, pattern, layers, group)
         if model.gated_attention:
-            gated = (self.tokens, self.sizes["q"] * model.head_dim)
-            yield self.unknown("attention_gate", "SigmoidMul", layers, [gated] * 2, gated)
+            for kernel_type, pattern in (("Sigmoid", "unary"), ("Mul", "binary")):
+                yield self.call("attention_gate", kernel_type, pattern, layers, h=self.sizes["q"] * model.head_dim)
 
     def latent_attention(self, latent: Latent) -> Iterator[ModelCall]:
         layers, indexer = self.model.attention_layers, self.model.indexer
@@ -286,7 +300,7 @@ class _ModelStep:
     def feed_forward(self, prefix: str, width: int, layers: int) -> Iterator[ModelCall]:
         """Yields the calls of a feed-forward network that all tokens pass."""
         yield from self.products(f"{prefix}gate_up")
-        yield self.call(f"{prefix}act", "SwiGlu", "swiglu", layers, w=width)
+        yield self.gate(f"{prefix}act", layers, w=width)
         yield from self.products(f"{prefix}down")
 
     def experts(self, experts: RoutedExperts) -> Iterator[ModelCall]:
@@ -314,15 +328,21 @@ class _ModelStep:
             # Tokens are quantized before they are copied.
             yield from self.quantization(f"experts_{part}", own if part == "gate_up" else rows, size, layers)
             scaled = "_blocks" if self.scales == "blocks" else "_quantized"
-            product = f"grouped_{part}{scaled if self.quantized else ''}"
-            of = partial(self.call, f"experts_{part}", "GroupedMatmul", product, layers, m=rows, w=width)
-            grouped = of(e=experts.count // ep)
-            if is_random:
-                # Weights of experts without rows are not read.
-                grouped = replace(grouped, cells={**grouped.cells, EXPERT_LOAD: "random"}, nearest=of(e=chosen).cells)
+            patterns = [f"grouped_{part}{scaled if self.quantized else ''}"]
+            if f"experts_{part}" in self.model.biases and not self.quantized:
+                patterns.append(f"grouped_{part}_bias")
+            grouped: ModelCall | None = None
+            for pattern in patterns:
+                of = partial(self.call, f"experts_{part}", "GroupedMatmul", pattern, layers, m=rows, w=width)
+                found = replace(of(e=experts.count // ep), instead=grouped)
+                if is_random:
+                    # Weights of experts without rows are not read.
+                    found = replace(found, cells={**found.cells, EXPERT_LOAD: "random"}, nearest=of(e=chosen).cells)
+                grouped = found
+            assert grouped is not None
             yield grouped
             if part == "gate_up":
-                yield self.call("experts_act", "SwiGlu", "swiglu", layers, m=rows, w=width)
+                yield self.gate("experts_act", layers, m=rows, w=width)
         if travels:
             yield self.collective("combine", ALL_TO_ALL, ep, own * experts.top_k * hidden, layers)
         yield self.call("unpermute", "MoeTokenUnpermute", "moe_unpermute", layers, **router)
@@ -339,6 +359,14 @@ class _ModelStep:
         if not travels:
             yield from self.all_reduce("experts_all_reduce", layers)
 
+    def gate(self, part: str, layers: int, **sizes: int) -> ModelCall:
+        """Returns the activation of a feed-forward network. SwiGlu answers where its own kernel type has no rows."""
+        found, swiglu = (
+            self.call(part, kernel_type, pattern, layers, **sizes)
+            for kernel_type, pattern in ((self.model.activation, _GATES[self.model.activation]), ("SwiGlu", "swiglu"))
+        )
+        return found if found.kernel_type == "SwiGlu" else replace(found, instead=swiglu)
+
     def linears(self, role: str) -> list[Linear]:
         return [linear for linear in self.model.linears(self.tp) if linear.name == role]
 
@@ -354,7 +382,12 @@ class _ModelStep:
         if self.quantized and name not in NOT_QUANTIZED:
             kernel_type, pattern = "QuantBatchMatmulV3", f"quant_matmul_{self.scales}"
             yield from self.quantization(name, tokens, linear.k, layers, calls)
-        yield self.call(name, kernel_type, pattern, layers, calls, m=tokens, n=linear.n, k=linear.k)
+        found = self.call(name, kernel_type, pattern, layers, calls, m=tokens, n=linear.n, k=linear.k)
+        if name in self.model.biases and pattern == "matmul":
+            # Where no row has a bias, the product without it answers.
+            biased = self.call(name, kernel_type, "matmul_bias", layers, calls, m=tokens, n=linear.n, k=linear.k)
+            found = replace(biased, instead=found)
+        yield found
 
     def quantization(self, name: str, tokens: int, size: int, layers: int, calls: int = 1) -> Iterator[ModelCall]:
         """Yields the quantization of a product's input. With one scale, known before, the kernel before does it."""

@@ -87,7 +87,6 @@ class VerdictRule(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=T
         source: the tool, file or document that the rule comes from.
         advice: what to do.
         counters: metric group of the profiler that has the columns; "" if every capture has them.
-        published: whether a public capture has values of the metric group.
         kernel_types: patterns of the kernel types that the rule is about; none for all.
     """
 
@@ -99,7 +98,6 @@ class VerdictRule(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=T
     source: str
     advice: Advice
     counters: str = ""
-    published: bool = True
     kernel_types: tuple[str, ...] = ()
 
 
@@ -163,25 +161,17 @@ class Verdicts:
         holds: for each verdict the kernels of which it holds.
         first: for each kernel the verdict to act on; "" for none.
         is_collective: kernels that communicate, of which no verdict holds.
-        busiest: the pipe with the highest ratio; "" where no ratio is known.
-        busiest_ratio: its ratio; NaN where none is known.
-        memory_over_compute: mte2 / max(vec, mac); NaN where no ratio is known, or both are 0.
         l2_hit_rate: hits / (hits + misses); NaN where the counters are missing.
         long_waits: launches, collectives included, that start late after the one before.
         wait_share: waits / (waits + durations) of all launches; NaN for a database, or a capture without waits.
-        clock_drop: mean of (rated - current) / rated clock; NaN if the clocks are not known.
     """
 
     holds: Mapping[KernelVerdict, Mask]
     first: Texts
     is_collective: Mask
-    busiest: Texts
-    busiest_ratio: Floats
-    memory_over_compute: Floats
     l2_hit_rate: Floats
     long_waits: Mask
     wait_share: float
-    clock_drop: float
 
 
 def apply_rules(table: KernelLines, peaks: DevicePeaks, shares: RooflineShares) -> Verdicts:
@@ -233,9 +223,7 @@ def apply_rules(table: KernelLines, peaks: DevicePeaks, shares: RooflineShares) 
     first = np.full(len(frame), "", dtype=object)
     for verdict in reversed(list(verdict_rules())):
         first[holds[verdict] & decides.get(verdict, True)] = verdict
-    compute = _highest(frame, ("aiv_vec_ratio", "aic_mac_ratio"))
-    over = _divided(_highest(frame, ("aic_mte2_ratio", "aiv_mte2_ratio")), compute)
-    return Verdicts(holds, first, collective, busiest, ratio, over, hit_rate, long_waits, wait_share, clock_drop)
+    return Verdicts(holds, first, collective, hit_rate, long_waits, wait_share)
 
 
 def _is_of(kernel_types: pd.Series, patterns: tuple[str, ...]) -> Mask:
@@ -313,6 +301,7 @@ def _is_part(name: str) -> bool:
 
 
 def _clock_drop(frame: pd.DataFrame) -> float:
+    """Returns the mean of (rated - current) / rated clock; NaN if the clocks are not known."""
     current, rated = (_highest(frame, (name,)) for name in _CLOCKS)
     drops = _divided(rated - current, rated)
     return float(np.nanmean(drops)) if np.isfinite(drops).any() else float("nan")

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from opatlas.outer.judging.results import comparison_of
-from opatlas.outer.suites import operators, texts
+from opatlas.outer.suites import operators as aten
+from opatlas.outer.suites import texts
 from opatlas.outer.suites.opinfo import recorded, variant_call
 from opatlas.row.columns import ARGUMENTS, FUNCTIONAL, SAMPLE, SAMPLE_TORCH
 from opatlas.row.errors import InvalidRow, Unsupported, WrongResult
@@ -42,13 +43,13 @@ class SuiteRow(ReplayRow):
         """Raises InvalidRow for a row that is no sample of this torch, and Unsupported without such an operator."""
         super().__init__(kernel_type, cells, device)
         name = texts.overload_of(kernel_type)
-        found = operators.find_overload(name)
+        found = aten.find_overload(name)
         if found is None:
             raise Unsupported(f"torch {torch.__version__} has no operator {name}")
-        if reason := operators.is_no_operator(found):
+        if reason := aten.is_no_operator(found):
             raise Unsupported(f"{name} cannot be checked ({reason})")
         self.overload = found
-        self.call: operators.Call
+        self.call: aten.Call
 
     def make_call(self) -> None:
         """Makes the call. Raises InvalidRow if this torch has another sample by the name, or none."""
@@ -65,9 +66,9 @@ class SuiteRow(ReplayRow):
             raise self._other_sample("its function calls several operators")
         if cells.get(FUNCTIONAL):
             call = variant_call(self.overload, call, call.cloned().results())
-        if call.overload is not self.overload or texts.text_digest(str(operators.text_of(call))) != digest:
-            raise self._other_sample(f"the arguments are {operators.text_of(call)}")
-        self.call = operators.with_device(call, self.device)
+        if call.overload is not self.overload or texts.text_digest(str(aten.text_of(call))) != digest:
+            raise self._other_sample(f"the arguments are {aten.text_of(call)}")
+        self.call = aten.with_device(call, self.device)
 
     def _other_sample(self, why: str) -> InvalidRow:
         listed = self.cells.get(SAMPLE_TORCH, "")
@@ -101,7 +102,7 @@ class CaseFormula:
     ) -> list[Comparison]:
         """Returns all elements of the results with the expected ones. Raises WrongResult for another form."""
         found = tuple(each for each in results if each is not None)
-        call = operators.with_device(operators.Call(self.overload, tuple(arguments), keywords), found[0].device)
+        call = aten.with_device(aten.Call(self.overload, tuple(arguments), keywords), found[0].device)
         if self.dtypes is not None and (dtypes := [each.dtype for each in found]) != list(self.dtypes):
             raise WrongResult(f"the results are {dtypes}, and torch's are {list(self.dtypes)}")
         # torch may have no such operator in float64.
@@ -112,9 +113,7 @@ class CaseFormula:
         self.assume("checked with torch's result in the row's dtypes")
         return self._comparisons(call, found, call.cloned().results())
 
-    def _is_right(
-        self, call: operators.Call, results: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]
-    ) -> bool:
+    def _is_right(self, call: aten.Call, results: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> bool:
         try:
             compared = self._comparisons(call, results, expected)
             return not any(errors_of(each, "the result", self.name).wrong for each in compared)
@@ -122,7 +121,7 @@ class CaseFormula:
             return False
 
     def _comparisons(
-        self, call: operators.Call, results: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]
+        self, call: aten.Call, results: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]
     ) -> list[Comparison]:
         shapes, wanted = ([tuple(each.shape) for each in of] for of in (results, expected))
         if shapes != wanted:
@@ -132,7 +131,7 @@ class CaseFormula:
             compared[-1] = self._index_comparison(call, results[-1], expected[-1]) or compared[-1]
         return compared
 
-    def _index_comparison(self, call: operators.Call, result: torch.Tensor, wanted: torch.Tensor) -> Comparison | None:
+    def _index_comparison(self, call: aten.Call, result: torch.Tensor, wanted: torch.Tensor) -> Comparison | None:
         """Returns the comparison of the last result if it has indices along an axis; else None."""
         operator, bound = call.overload._schema.name.partition("::")[2], call.bound()
         source = bound.get("self")
@@ -160,7 +159,7 @@ def _precise(value: Any) -> Any:
     if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
         return value
     dtype = torch.complex128 if value.is_complex() else torch.float64
-    return operators.remade(value, lambda memory: memory.to(dtype, copy=True))
+    return aten.remade(value, lambda memory: memory.to(dtype, copy=True))
 
 
 #: Arguments that are a variance or its root, by their names in the schemas.
@@ -172,9 +171,7 @@ _INTEGERS = (-8, 9)
 _WRITES_AT_INDICES = ("index_put", "index_put_impl", "scatter", "index_copy")
 
 
-def make_call(
-    overload: torch._ops.OpOverload, text: texts.ArgumentsText, device: torch.device, seed: int
-) -> operators.Call:
+def make_call(overload: torch._ops.OpOverload, text: texts.ArgumentsText, device: torch.device, seed: int) -> aten.Call:
     """Returns a call with tensors on a device, from a seed.
 
     Real numbers are uniform in -1 ... 1; variances and arguments of logarithms are in 0.1 ... 1. Integers are indices
@@ -204,7 +201,7 @@ def make_call(
 
     positional = tuple(made(name, value) for name, value in zip(names, text.positional, strict=False))
     keywords = {name: made(name, value) for name, value in text.keywords.items()}
-    return operators.makes_on(operators.Call(overload, positional, keywords), device)
+    return aten.makes_on(aten.Call(overload, positional, keywords), device)
 
 
 def _tensor(
@@ -270,18 +267,18 @@ def _index_bounds(operator: str, arguments: Mapping[str, Any]) -> dict[str, int]
 def trace_cases(path: Path) -> Iterator[texts.CaseRow]:
     """Yields the cases of the calls in a file or folder of traces. Raises OpAtlasError."""
     for call in texts.read_traces(path):
-        overload = operators.find_overload(call.overload)
-        if overload is not None and operators.is_no_operator(overload):
+        overload = aten.find_overload(call.overload)
+        if overload is not None and aten.is_no_operator(overload):
             continue
-        functional = operators.functional_of(overload) if overload is not None else None
+        functional = aten.functional_of(overload) if overload is not None else None
         outputs: list[texts.SlotText] = []
         # An operator without an implementation for "meta" raises an error of any type.
         with suppress(Exception):
             if overload is not None:
-                outputs = operators.slots_of(make_call(overload, call.arguments, torch.device("meta"), 0).results())
+                outputs = aten.slots_of(make_call(overload, call.arguments, torch.device("meta"), 0).results())
         yield texts.case_row(
             call.overload,
-            operators.name_of(functional) if functional is not None else "",
+            aten.name_of(functional) if functional is not None else "",
             texts.TRACE,
             str(call.arguments),
             [(each.shape, each.dtype) for each in call.arguments.tensors()],
