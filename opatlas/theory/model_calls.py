@@ -20,7 +20,7 @@ from opatlas.row.signature import signature
 from opatlas.row.slots import FP8, known_dtype
 from opatlas.theory import model_step
 from opatlas.theory.catalog import built_in_catalog
-from opatlas.theory.models import DeltaNet, Indexer, Latent, Linear, ModelFacts, RoutedExperts
+from opatlas.theory.models import ACTIVATIONS, DeltaNet, Indexer, Latent, Linear, ModelFacts, RoutedExperts
 from opatlas.theory.patterns import NZ, Form, Pattern
 from opatlas.theory.sources import NOT_QUANTIZED
 from opatlas.theory.space import pattern_row
@@ -146,7 +146,7 @@ class _ModelStep:
     @property
     def activation(self) -> str:
         """The dtype of activations."""
-        return self.dtype if self.dtype in model_step.ACTIVATIONS else "BF16"
+        return self.dtype if self.dtype in ACTIVATIONS else "BF16"
 
     @property
     def quantized(self) -> bool:
