@@ -187,9 +187,9 @@ class Settings(Choice):
 
     @property
     def baseline(self) -> int | None:
-        """The number of the target that the others are compared with; None without others, or a default among them."""
-        defaults = [number for number, each in enumerate(self.targets) if each.implementation.is_default]
-        return defaults[0] if defaults and len(self.targets) > 1 else None
+        """The number of the target that the others are compared with, the default or else the first; None without."""
+        defaults = (number for number, each in enumerate(self.targets) if each.implementation.is_default)
+        return next(defaults, 0) if len(self.targets) > 1 else None
 
     @property
     def writes(self) -> bool:
