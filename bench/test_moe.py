@@ -8,12 +8,14 @@ from opatlas.row.slots import FP8
 from opatlas.run.inputs import shape_rules
 from opatlas.run.inputs.shape_rules import (
     LARGEST,
+    NPU_FP4,
     bias,
     blocks,
     expect_int8,
     expect_real_product,
     is_fp8,
     scale_of_blocks,
+    scale_of_groups,
     scale_range,
 )
 from opatlas.run.registry import replays
@@ -134,12 +136,13 @@ def test_grouped_matmul(row, replay):
 
     Slots: 0 x (M, K), 1 weight (E, K, N), (E, N, K) or FRACTAL_NZ, 2 bias and 3 scale (E, N), 7 group_list (E),
     8 scale per token (M). FP8 may have a scale for each 128 x 128 block of a matrix, in the order of the weight, and
-    then a scale for each 128 columns of a row. Slots 4 to 6, for offsets and quantized weights alone, are not replayed.
+    then a scale for each 128 columns of a row. Of weights that alone have few bits, slot 5 has the scales, and slot 6
+    perhaps offsets: (E, N), or (E, K / size, N) in the order of the weight. Slot 4, an offset of x, is not replayed.
     """
     row.expect_inputs(*range(2, 10))
     transposed, (m, k), (experts, n) = _grouped(row)
-    if any(row.has(slot) for slot in (4, 5, 6)):
-        raise Unsupported("GroupedMatmul is replayed without offsets and without weights alone in integers (slots 4-6)")
+    if row.has(4):
+        raise Unsupported("GroupedMatmul is replayed without offsets of x (slot 4)")
     row.expect(
         row.has(7),
         INPUT_SHAPES,
@@ -148,7 +151,12 @@ def test_grouped_matmul(row, replay):
         "restore the slot from the capture, or record the row under the types of these kernels",
     )
     quantized = row.input_slots[0].dtype in _QUANTIZED
-    if quantized != (row.input_slots[1].dtype in _QUANTIZED):
+    weights_alone = row.has(5)
+    if weights_alone and (quantized or len(row.shape(1)) != 3):
+        raise Unsupported(
+            "GroupedMatmul of weights alone in few bits is replayed for real x, and weights (E, K, N) in ND"
+        )
+    if not weights_alone and quantized != (row.input_slots[1].dtype in _QUANTIZED):
         raise Unsupported("GroupedMatmul is replayed for operands of one kind, both INT8 or both real numbers")
     of_blocks = False
     if quantized and is_fp8(row, 0, 1):
@@ -158,9 +166,14 @@ def test_grouped_matmul(row, replay):
     row.expect_shapes({2: (experts, n), 7: (experts,), 8: token} | ({} if of_blocks else {3: (experts, n)}))
     row.expect(not of_blocks or row.has(8), INPUT_SHAPES, f"slot 8, scales {token} of x, is missing", "restore it")
     whole = LARGEST if quantized else None
-    weight = row.matrices(1, rank=3, largest=whole)
+    weight = row.data(1) if weights_alone else row.matrices(1, rank=3, largest=whole)
     weight = weight.mT if transposed else weight
-    given = {"bias": [bias(row, 2, k)]} if row.has(2) else {}
+    given: dict[str, object] = {"bias": [bias(row, 2, k)]} if row.has(2) else {}
+    for slot, name in ((5, "antiquant_scale"), (6, "antiquant_offset")):
+        if row.has(slot):
+            given[name] = [scale_of_groups(row, slot, (experts, k, n), transposed)]
+    if row.input_slots[1].dtype == "FLOAT4_E2M1":
+        given["weight_dtype"] = NPU_FP4
     if quantized:
         if of_blocks:
             given["scale"] = [scale_of_blocks(row, 3, weight, transposed)]

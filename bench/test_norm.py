@@ -205,3 +205,26 @@ def _reduction(row, name):
     problem = f"no {name} of the input {row.shape(0)} over {'some' if count is None else count} axes has this shape"
     row.expect(fits, OUTPUT_SHAPES, problem)
     return reduction
+
+
+@replays("HcPre", npu="torch.ops._C_ascend.npu_hc_pre_v2")
+def test_hc_pre(row, replay, custom_opp):
+    """Reads the slots streams (..., n, D), weights (n n + 2 n, n D), three scales, biases (n n + 2 n)."""
+    row.expect_inputs(4)
+    _, streams, width, mixes, fan_in = row.sizes(
+        "*all,streams,width; mixes,fan_in; 3; mixes -> *all,width; *all,streams; *all,streams,streams"
+    )
+    fits = (mixes, fan_in) == (streams * (streams + 2), streams * width)
+    row.expect(fits, INPUT_SHAPES, f"slot 1 must be ({streams * (streams + 2)}, {streams * width})")
+    row.assume("20 steps of Sinkhorn's iteration, as DeepSeek-V4")
+    # The product has a variance of about 1.
+    x, weight = row.tensor(0), row.tensor(1, -2 * fan_in**-0.5, 2 * fan_in**-0.5)
+    replay(impl.hc_pre, x, weight, row.tensor(2), row.tensor(3), streams, 20, 1e-6, 1e-6, expected=formulas.hc_pre)
+
+
+@replays("HcPost", npu="torch.ops._C_ascend.npu_hc_post")
+def test_hc_post(row, replay, custom_opp):
+    """Reads the slots x (..., D), streams (..., n, D), weights of x (..., n) and of the streams (..., n, n)."""
+    row.expect_inputs(4)
+    row.sizes("*all,width; *all,streams,width; *all,streams; *all,streams,streams -> *all,streams,width")
+    replay(impl.hc_post, *row.inputs(), expected=formulas.hc_post)

@@ -35,6 +35,11 @@ SCHEMAS = {
 
         npu_apply_top_k_top_p(Tensor logits, Tensor? p=None, Tensor? k=None) -> Tensor
 
+        npu_hc_pre_v2(Tensor x, Tensor hc_fn, Tensor hc_scale, Tensor hc_base, int hc_mult, int hc_sinkhorn_iters,
+            float norm_eps, float hc_eps) -> (Tensor out0, Tensor out1, Tensor out2)
+
+        npu_hc_post(Tensor x, Tensor residual, Tensor post, Tensor comb) -> (Tensor out)
+
         dispatch_ffn_combine(Tensor x, Tensor[] weight1, Tensor[] weight2, Tensor expert_idx,
             Tensor[] scale1, Tensor[] scale2, Tensor[] bias1, Tensor[] bias2, Tensor probs, str group,
             int max_output_size, Tensor(a!) out, Tensor(b!) expert_token_nums, Tensor? x_active_mask=None,

@@ -17,16 +17,19 @@ from opatlas.errors import OpAtlasError, UsageError
 from opatlas.files import UnsafePath
 from opatlas.outer.generation.attempts import ATTEMPTS, AttemptLog, ModelAttempt, attempt_line
 from opatlas.outer.generation.experiment import (
+    ROUTED,
     Experiment,
     Figures,
+    Selector,
+    Strategy,
     TaskName,
     pass_rate,
     read_experiment,
     run_of,
+    strategy_results,
     wilson_interval,
 )
 from opatlas.outer.generation.score_command import make_report
-from opatlas.outer.generation.selection import ROUTED, Selector, Strategy, strategy_results
 from opatlas.outer.judging.judgement import ErrorClass, Level
 from opatlas.show.output import USAGE
 from opatlas.typed_json import DecodeError

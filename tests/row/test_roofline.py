@@ -74,7 +74,7 @@ def test_bytes_are_those_of_all_tensors() -> None:
     assert tensor_bytes([]) == 0
 
 
-@pytest.mark.parametrize("dtype", ["INT4", "HIFLOAT8", ""])
+@pytest.mark.parametrize("dtype", ["INT4", "FLOAT4_E2M1", "HIFLOAT8", ""])
 def test_bytes_of_a_dtype_without_a_size_are_unknown(dtype: str) -> None:
     assert tensor_bytes([slot(4), slot(4, dtype=dtype)]) is None
 

@@ -113,3 +113,33 @@ def swiglu(x: Tensor, dim: int) -> Tensor:
     """Maps (..., 2 D) to (..., D): SiLU of the first half along `dim`, times the second."""
     gate, up = x.chunk(2, dim)
     return functional.silu(gate).mul_(up)
+
+
+def hc_pre(
+    x: Tensor,
+    hc_fn: Tensor,
+    hc_scale: Tensor,
+    hc_base: Tensor,
+    hc_mult: int,
+    hc_sinkhorn_iters: int,
+    norm_eps: float,
+    hc_eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the input (..., D) of a layer from streams (..., n, D), and the weights of `hc_post` in float32."""
+    wide, n = x.float(), hc_mult
+    mixes = functional.linear(wide.flatten(-2), hc_fn) * _reciprocal_rms(wide.flatten(-2), norm_eps)
+    own = zip(mixes.split([n, n, n * n], -1), hc_base.split([n, n, n * n]), hc_scale, strict=True)
+    pre, post, comb = (torch.addcmul(base, mix, scale) for mix, base, scale in own)
+    comb = comb.unflatten(-1, (n, n)).softmax(-1).add_(hc_eps)
+    comb = comb / comb.sum(-2, keepdim=True).add_(hc_eps)
+    for _ in range(hc_sinkhorn_iters - 1):
+        comb = comb / comb.sum(-1, keepdim=True).add_(hc_eps)
+        comb = comb / comb.sum(-2, keepdim=True).add_(hc_eps)
+    y = torch.linalg.vecdot(wide, (pre.sigmoid() + hc_eps).unsqueeze(-1), dim=-2)
+    return y.to(x.dtype), 2 * post.sigmoid(), comb
+
+
+def hc_post(x: Tensor, residual: Tensor, post: Tensor, comb: Tensor) -> Tensor:
+    """Returns streams (..., n, D): x (..., D) post (..., n) + comb (..., n, n), transposed, times residual."""
+    mixed = torch.matmul(comb.mT, residual.to(comb.dtype))
+    return mixed.addcmul_(post.unsqueeze(-1), x.unsqueeze(-2).to(post.dtype)).to(x.dtype)

@@ -72,9 +72,10 @@ class JudgedReplay(ABC):
     _trusts_reference: ClassVar[bool] = False
 
     def __init__(
-        self, job: Job, device: Device, instrument: Instrument, settings: MeasureSettings, group: Group
+        self, row: Any, job: Job, device: Device, instrument: Instrument, settings: MeasureSettings, group: Group
     ) -> None:
         self.outcome: RowOutcome | None = None
+        self._row = row
         self._job = job
         self._device = device
         self._group = group

@@ -121,6 +121,16 @@ class Judgement:
         return self.error_class is ErrorClass.PASS
 
 
+#: The class of a candidate whose row ended so before it was judged.
+CLASS_OF_STATUS = {
+    Status.FAILED: ErrorClass.RUNTIME,
+    Status.DEVICE_ERROR: ErrorClass.RUNTIME,
+    Status.CRASHED: ErrorClass.CRASH,
+    Status.TIMEOUT: ErrorClass.TIMEOUT,
+    Status.OOM: ErrorClass.OOM,
+}
+
+
 class CandidateRejected(ReplayError):
     """A candidate does not pass.
 

@@ -210,23 +210,25 @@ class TaskReferee(Referee):
 
     def expected(self, arguments: list[Any], weights: dict[str, torch.Tensor]) -> FlatResults:
         """Returns the results in float64; in the task's own dtypes, with a note, where float64 fails."""
-        if self._own_error is None:
-            self._own_error = 0.0
-            native = self.native(cloned(arguments), weights)
-            with contextlib.suppress(Exception):
-                expected = self._run(self._double(), in_float64(arguments), weights)
-                error = compare_results(native, expected).error
-                self._own_error = error if math.isfinite(error) else 0.0
-                if self._own_error > 1:
-                    self.notes.append(f"Model itself is off by {self._own_error:.3g} tolerances in its own dtypes")
         if self._has_float64:
             try:
-                return self._run(self._double(), in_float64(arguments), weights)
+                expected = self._run(self._double(), in_float64(arguments), weights)
             except Exception as error:
                 self._has_float64 = False
                 self._model = None
                 self.notes.append(f"checked with Model in its own dtypes, since float64 fails: {exception_line(error)}")
-        return self.native(arguments, weights)
+        if not self._has_float64:
+            return self.native(arguments, weights)
+        if self._own_error is None:
+            self._own_error = 0.0
+            native = self.native(cloned(arguments), weights)
+            # Results that are no tensors may not compare.
+            with contextlib.suppress(Exception):
+                off = compare_results(native, expected).error
+                self._own_error = off if math.isfinite(off) else 0.0
+                if self._own_error > 1:
+                    self.notes.append(f"Model itself is off by {self._own_error:.3g} tolerances in its own dtypes")
+        return expected
 
     def compare(self, results: FlatResults, expected: FlatResults) -> Compared:
         return compare_results(results, expected, max(1.0, _OF_MODEL * (self._own_error or 0.0)))
@@ -279,22 +281,11 @@ class TaskReplay(JudgedReplay):
 
     #: A candidate may do anything to its process. The thousands of cases of a suite share one until a guard objects.
     _is_alone = True
-
-    def __init__(
-        self,
-        row: _Row,
-        job: Job,
-        device: Device,
-        instrument: Instrument,
-        settings: MeasureSettings,
-        group: Group,
-    ) -> None:
-        super().__init__(job, device, instrument, settings, group)
-        self._row = row
-        self._file = self._file or str(row.task.path)
-        self._module: TaskModule
+    _row: _Row
+    _module: TaskModule
 
     def _prepare(self) -> None:
+        self._file = self._file or str(self._row.task.path)
         try:
             self._module = TaskModule(self._row.task)
         except ImportError as error:

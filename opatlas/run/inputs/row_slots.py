@@ -13,6 +13,7 @@ from opatlas.row import columns as col
 from opatlas.row.errors import InvalidRow, Unsupported
 from opatlas.row.slots import (
     DTYPE_NAMES,
+    FOUR_BITS,
     Dtype,
     Slot,
     SlotNumbers,
@@ -253,8 +254,10 @@ class RowSlots:
         import torch
 
         name = self._dtype(slot, column).torch_name
-        if name == "int4":
-            raise Unsupported(f"column {column!r}: tensors of INT4 are not replayed")
+        if slot.dtype in FOUR_BITS or not hasattr(torch, name):
+            raise Unsupported(
+                f"column {column!r}: tensors of {slot.dtype} are not replayed by torch {torch.__version__}"
+            )
         dtype: torch.dtype = getattr(torch, name)
         if dtype.is_complex:
             raise Unsupported(f"column {column!r}: complex numbers are not replayed")
