@@ -129,6 +129,33 @@ def test_swiglu(row, replay):
     replay(impl.swiglu, x, -1, expected=formulas.swiglu)
 
 
+@replays("GeGluV2", npu="torch_npu.npu_geglu")
+def test_geglu(row, replay):
+    """Writes the slots product and GELU. The first half is the gate, as in engines, by tanh."""
+    row.sizes("*all,width -> *all,half; *all,half")
+    row.expect(not row.shape(0)[-1] % 2, INPUT_SHAPES, "the last axis must have an even size")
+    row.assume("GELU of the first half, by tanh")
+    replay(impl.geglu, row.only_input(-4.0, 4.0), -1, 1, True, expected=formulas.geglu)
+
+
+@replays("ClippedSwiglu", npu="torch_npu.npu_clipped_swiglu")
+def test_clipped_swiglu(row, replay):
+    """Replays the gate of gpt-oss, without groups of tokens."""
+    x = row.only_input(-9.0, 9.0)
+    row.expect(x.dim() and not x.shape[-1] % 2, INPUT_SHAPES, "the last axis must have an even size")
+    row.assume("alpha 1.702, limit 7, bias 1, gate and product side by side, as in gpt-oss")
+    replay(
+        impl.clipped_swiglu,
+        x,
+        dim=-1,
+        alpha=1.702,
+        limit=7.0,
+        bias=1.0,
+        interleaved=True,
+        expected=formulas.clipped_swiglu,
+    )
+
+
 @replays("ScaledMaskedSoftmax", "ScaledMaskedSoftmaxV2", npu="torch_npu.npu_scaled_masked_softmax")
 def test_scaled_masked_softmax(row, replay):
     """Reads the slots x and a mask that broadcasts to x. A capture does not record the scale."""

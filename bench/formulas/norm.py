@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import prod
+from math import pi, prod, sqrt
 from typing import Any
 
 import torch
@@ -101,6 +101,23 @@ def swiglu(x: Tensor, dim: int) -> Tensor:
     """Returns a / (1 + exp(-a)) b, where a and b are the halves of the last axis (Shazeer 2020)."""
     assert dim == -1
     return gate_halves(x)
+
+
+@per_row("x")
+def geglu(x: Tensor, dim: int, approximate: int, activate_left: bool) -> tuple[Tensor, Tensor]:
+    """Returns g b and g = a (1 + tanh(sqrt(2 / pi) (a + 0.044715 a^3))) / 2, of the halves a and b (Shazeer 2020)."""
+    half = x.shape[-1] // 2
+    a, b = x[..., :half], x[..., half:]
+    gelu = a * (1 + (sqrt(2 / pi) * (a + 0.044715 * a**3)).tanh()) / 2
+    return gelu * b, gelu
+
+
+@per_row("x")
+def clipped_swiglu(x: Tensor, *, dim: int, alpha: float, limit: float, bias: float, interleaved: bool) -> Tensor:
+    """Returns a / (1 + exp(-alpha a)) (b + bias), of a up to the limit and b within it (gpt-oss, OpenAI 2025)."""
+    ends = x.new_tensor([-limit, limit])
+    a, b = x[..., ::2].minimum(ends[1]), x[..., 1::2].minimum(ends[1]).maximum(ends[0])
+    return a / (1 + (-alpha * a).exp()) * (b + bias)
 
 
 def gate_halves(x: Tensor) -> Tensor:

@@ -135,6 +135,7 @@ _STREAMING = frozenset(
         *("Pack", "Pad", "PadV3", "Pows", "Reciprocal", "ReduceAll", "ReduceAny", "ReduceMean", "ReduceMeanD"),
         *("ReduceSum", "ReduceSumD", "Relu", "RmsNorm", "RotaryPositionEmbedding", "Rsqrt", "ScaledMaskedSoftmax"),
         *("Sigmoid", "Sin", "SoftmaxV2", "Split", "SplitV", "SplitVD", "Sqrt", "Square", "SwiGlu", "Swish", "Tanh"),
+        *("GeGluV2", "ClippedSwiglu"),
         *("TensorMove", "Tile", "Transpose"),
     }
 )

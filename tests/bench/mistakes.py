@@ -54,6 +54,16 @@ def apply_adamw_with(change):
 
 #: Kernel type, the mistake, the wrong function.
 MISTAKES: list[tuple[str, str, Callable[..., Any]]] = [
+    ("GeGluV2", "without the other half", lambda x, dim, *_: (impl.geglu(x, dim, 1, True)[1],) * 2),
+    ("GeGluV2", "GELU of the second half", lambda x, dim, *_: impl.geglu(x.roll(x.shape[-1] // 2, -1), dim, 1, True)),
+    ("GeGluV2", "SwiGlu", lambda x, dim, *_: (impl.swiglu(x, dim), torch.nn.functional.silu(x.chunk(2, dim)[0]))),
+    (
+        "ClippedSwiglu",
+        "halves",
+        lambda x, **how: impl.clipped_swiglu(x.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2), **how),
+    ),
+    ("ClippedSwiglu", "without limit", lambda x, **how: impl.clipped_swiglu(x, **{**how, "limit": 1e9})),
+    ("ClippedSwiglu", "without bias", lambda x, **how: impl.clipped_swiglu(x, **{**how, "bias": 0.0})),
     ("FloorDiv", "towards zero", lambda x, y: torch.div(x, y, rounding_mode="trunc")),
     ("FloorMod", "sign of the dividend", torch.fmod),
     ("Sort", "other direction", lambda x, dim, descending: torch.sort(x, dim, descending=not descending)),

@@ -109,6 +109,19 @@ def scaled_masked_softmax(x: Tensor, mask: Tensor, scale: float, fixed_triu_mask
     return torch.softmax((x * scale).masked_fill_(mask, _MASKED), -1)
 
 
+def geglu(x: Tensor, dim: int, approximate: int, activate_left: bool) -> tuple[Tensor, Tensor]:
+    """Maps (..., 2 D) to GELU by tanh of the first half along `dim`, times the second, and to that GELU."""
+    gate, up = x.chunk(2, dim)
+    gelu = functional.gelu(gate, approximate="tanh")
+    return gelu * up, gelu
+
+
+def clipped_swiglu(x: Tensor, *, dim: int, alpha: float, limit: float, bias: float, interleaved: bool = True) -> Tensor:
+    """Maps (..., 2 D) to (..., D): x sigmoid(alpha x) of the clipped even features, times the odd ones plus a bias."""
+    gate, up = x[..., ::2].float().clamp(max=limit), x[..., 1::2].float().clamp(-limit, limit)
+    return (torch.sigmoid(gate * alpha).mul_(gate) * up.add_(bias)).to(x.dtype)
+
+
 def swiglu(x: Tensor, dim: int) -> Tensor:
     """Maps (..., 2 D) to (..., D): SiLU of the first half along `dim`, times the second."""
     gate, up = x.chunk(2, dim)

@@ -267,9 +267,12 @@ def _part_cost(layouts: tuple[ModelCall, ModelCall], answers: ImplementationAnsw
         plain, in_nz = (replace(each, cells=each.nearest) for each in layouts)
         found, load = answer_call((plain, in_nz), answers, stack), load and "equal"
         found = found and (found[0], replace(found[1], other_dtypes=found[1].other_dtypes or not load))
+    if call.instead and (found is None or found[1].other_dtypes):
+        instead = _part_cost((call.instead, call.instead), answers, stack)
+        if instead.how != MISSING:
+            return instead
     if found is None:
-        instead = call.instead and _part_cost((call.instead, call.instead), answers, stack)
-        return instead if instead and instead.how != MISSING else replace(part, reason=_reason(call, answers, stack))
+        return replace(part, reason=_reason(call, answers, stack))
     chosen, answer = found
     rates = _rates(chosen, answer)
     return replace(
