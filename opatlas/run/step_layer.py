@@ -25,7 +25,7 @@ from opatlas.run.inputs.replay_row import ReplayRow
 from opatlas.run.kernel_call import KernelCall, OperatorMode, flat_tensors, is_free
 from opatlas.run.registry import replay_spec, replays_of_bench, select_arguments
 from opatlas.run.result_check import Checked, Formula, check
-from opatlas.theory.model_calls import ModelCall
+from opatlas.theory.model_step import ModelCall
 
 #: What the first arguments of a part's call read, and what its results are: names of values of a layer; "" for none.
 _LINKS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
