@@ -17,16 +17,9 @@ from opatlas.row.attention import Sequences, keys_of
 from opatlas.row.columns import EXPERT_LOAD, INPUT_DTYPES, MESSAGE, RUNTIME_PREFIX
 from opatlas.row.communication import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, REDUCE_SCATTER, Collective
 from opatlas.row.slots import FP8, known_dtype
+from opatlas.theory import model_step
 from opatlas.theory.catalog import built_in_catalog
-from opatlas.theory.model_step import (
-    QUANTIZED,
-    ModelCall,
-    Step,
-    alike_sequences,
-    cache_dtype,
-    count_queries,
-    step_dtype,
-)
+from opatlas.theory.model_step import ModelCall
 from opatlas.theory.models import ACTIVATIONS, DeltaNet, Indexer, Latent, Linear, ModelFacts, RoutedExperts
 from opatlas.theory.patterns import NZ, Form, Pattern
 from opatlas.theory.sources import NOT_QUANTIZED
@@ -58,10 +51,10 @@ def model_calls(model: ModelFacts, *, nz_weights: bool = False, tier: int = 1, *
         UsageError: the model cannot be divided so, a number or the dtype is impossible, or no row has the dtype of
             the weights.
     """
-    return step_calls(model, Step(model.name, **step), nz_weights=nz_weights, tier=tier)
+    return step_calls(model, model_step.Step(model.name, **step), nz_weights=nz_weights, tier=tier)
 
 
-def step_calls(model: ModelFacts, step: Step, *, nz_weights: bool = False, tier: int = 1) -> list[ModelCall]:
+def step_calls(model: ModelFacts, step: model_step.Step, *, nz_weights: bool = False, tier: int = 1) -> list[ModelCall]:
     """Returns the calls of a step, as `model_calls`."""
     for name in ("tp", "ep", "pp"):
         if getattr(step, name) < 1:
@@ -69,7 +62,7 @@ def step_calls(model: ModelFacts, step: Step, *, nz_weights: bool = False, tier:
     if step.pp > model.layers:
         raise UsageError(f"pp {step.pp}: {model.name} has {model.layers} layers: give fewer stages")
     model.expect_division(step.tp, step.ep, step.replicas)
-    return list(_ModelStep(model, step, step_dtype(model, step.dtype), nz_weights, tier).calls())
+    return list(_ModelStep(model, step, model_step.step_dtype(model, step.dtype), nz_weights, tier).calls())
 
 
 @dataclass(frozen=True)
@@ -77,7 +70,7 @@ class _ModelStep:
     """One step of a model on one of its devices."""
 
     model: ModelFacts
-    step: Step
+    step: model_step.Step
     dtype: str
     nz_weights: bool
     tier: int
@@ -101,13 +94,13 @@ class _ModelStep:
     @cached_property
     def tokens(self) -> int:
         """The tokens of the step, with those that fill the next captured graph."""
-        tokens = count_queries(self.groups)
+        tokens = model_step.count_queries(self.groups)
         return self.step.graph_size(tokens) or tokens
 
     @cached_property
     def outputs(self) -> int:
         """The tokens whose logits are computed: the last one of each prompt, all others."""
-        return count_queries(self.decoded) + sum(group.n for group in self.prompts)
+        return model_step.count_queries(self.decoded) + sum(group.n for group in self.prompts)
 
     @property
     def activation(self) -> str:
@@ -116,7 +109,7 @@ class _ModelStep:
 
     @property
     def quantized(self) -> bool:
-        return self.dtype in QUANTIZED
+        return self.dtype in model_step.QUANTIZED
 
     @property
     def scales(self) -> str:
@@ -196,13 +189,13 @@ class _ModelStep:
         yield replace(rope, instead=from_table)
         yield self.call("cache", "ReshapeAndCacheNdKernel", "reshape_and_cache", layers)
         kernel_type, (sliding, window) = "FusedInferAttentionScore", model.sliding
-        for group in alike_sequences(self.decoded):
+        for group in model_step.alike_sequences(self.decoded):
             if layers > sliding:
                 yield self.of_sequences("attention", kernel_type, "paged_attention", layers - sliding, group)
             if sliding:
                 seen = [each._replace(keys=min(each.keys, window + each.queries - 1)) for each in group]
                 yield self.of_sequences("window_attention", kernel_type, "paged_attention", sliding, seen)
-        for group in alike_sequences(self.prompts):
+        for group in model_step.alike_sequences(self.prompts):
             pattern = "packed_attention" if all(each.queries == each.keys for each in group) else "paged_attention"
             yield self.of_sequences("attention", kernel_type, pattern, layers, group)
         if model.gated_attention:
@@ -222,10 +215,10 @@ class _ModelStep:
         pattern = "kv_rms_norm_rope_cache_prefill" if prompts else "kv_rms_norm_rope_cache"
         yield self.call("cache", "KvRmsNormRopeCache", pattern, layers)
         if absorbed:
-            tokens = self.tokens - count_queries(prompts)
+            tokens = self.tokens - model_step.count_queries(prompts)
             yield self.call("query_absorb", "BatchMatMulV2", "batch_matmul", layers, m=tokens)
             if indexer is None:
-                for group in alike_sequences(absorbed):
+                for group in model_step.alike_sequences(absorbed):
                     yield self.of_sequences("attention", "FusedInferAttentionScore", "latent_attention", layers, group)
             else:
                 yield from self.indexed_attention(indexer, absorbed)
@@ -246,7 +239,7 @@ class _ModelStep:
         layers, top = self.model.attention_layers, indexer.index_topk
         heads = {"q": indexer.index_n_heads, "d": indexer.index_head_dim, "top": top}
         yield from self.products("indexer_q", "indexer_k", "indexer_weights")
-        for group in alike_sequences(groups):
+        for group in model_step.alike_sequences(groups):
             yield self.of_sequences("indexer", "LightningIndexer", "lightning_indexer", indexer.layers, group, **heads)
             yield self.of_sequences("attention", "SparseFlashAttention", "sparse_attention", layers, group, top=top)
 
@@ -260,8 +253,8 @@ class _ModelStep:
             return self.call(part, kernel_type, pattern, delta.layers, **sizes, **others)
 
         yield from self.products("in_proj_qkvz", "in_proj_ba")
-        parts = [(group, "", "RecurrentGatedDeltaRule") for group in alike_sequences(self.decoded)]
-        parts += [(group, "_prefill", "ChunkGatedDeltaRule") for group in alike_sequences(self.prompts)]
+        parts = [(group, "", "RecurrentGatedDeltaRule") for group in model_step.alike_sequences(self.decoded)]
+        parts += [(group, "_prefill", "ChunkGatedDeltaRule") for group in model_step.alike_sequences(self.prompts)]
         lengths = [{"s": sum(each.n for each in group), "t": group[0].queries} for group, *_ in parts]
         for (_, phase, _), of_group in zip(parts, lengths, strict=True):
             yield call("convolution", "CausalConv1d", f"causal_conv1d{phase}", **of_group)
@@ -411,7 +404,7 @@ class _ModelStep:
             cells[RUNTIME_PREFIX + "avg_seq_len"] = str(round(mean(keys)))
             if (lengths := RUNTIME_PREFIX + "actual_seq_lengths_kv_values") in cells:
                 cells[lengths] = ",".join(map(str, keys))
-        cached = cache_dtype(self.model, self.step, self.activation)
+        cached = model_step.cache_dtype(self.model, self.step, self.activation)
         if pattern not in _IN_CACHE or cached == self.activation:
             return replace(found, cells=cells)
         dtypes = cells[INPUT_DTYPES].split(";")
@@ -422,7 +415,7 @@ class _ModelStep:
         """Returns the form with the step's dtypes, and with weights in FRACTAL_NZ if they are stored so."""
         if self.quantized:
             own = [form for form in forms if self.dtype in (*form.input_dtypes, *form.output_dtypes)]
-            other = {*QUANTIZED, *FP8}
+            other = {*model_step.QUANTIZED, *FP8}
             forms = own or [form for form in forms if not other & {*form.input_dtypes, *form.output_dtypes}] or forms
         in_nz = [form for form in forms if NZ in form.input_formats]
         form = in_nz[0] if self.nz_weights and in_nz else forms[0].in_nd()

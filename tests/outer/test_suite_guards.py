@@ -73,7 +73,7 @@ def judged(
     path.write_text(f"import threading\nimport time\n\nimport torch\n\n\n{text}")
     source = KernelSource("kit 1", "", str(path), "kernel", is_functional=is_functional)
     cells = {SAMPLE: "trace/0", ARGUMENTS: arguments}
-    return runner.run(Job("opatlas.bench.test_suites", "", "test_operator", kernel_type, cells, 60.0, source=source))
+    return runner.run(Job("opatlas.bench.test_listed", "", "test_operator", kernel_type, cells, 60.0, source=source))
 
 
 def judgement_of(outcome: RowOutcome) -> Judgement:
