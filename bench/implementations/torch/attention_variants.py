@@ -186,8 +186,8 @@ def chunk_gated_delta_rule(
     def chunks(x: Tensor) -> Tensor:
         """Returns (B, heads, chunks, tokens of a chunk, features)."""
         x = x.float().view(batch, length, x.shape[1], -1).transpose(1, 2)
-        padded: Tensor = functional.pad(x, (0, 0, 0, -length % _CHUNK))
-        return padded.unflatten(2, (-1, _CHUNK))
+        padded: Tensor = functional.pad(x, (0, 0, 0, -length % _CHUNK)).unflatten(2, (-1, _CHUNK))
+        return padded
 
     q, k = (chunks(x).repeat_interleave(group, 1) for x in (query, key))
     q = q * scale
