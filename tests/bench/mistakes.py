@@ -203,6 +203,33 @@ MISTAKES: list[tuple[str, str, Callable[..., Any]]] = [
         "weights add up to 1",
         lambda x, _, k: scaled_first(impl.moe_gating_top_k_softmax(x, _, k)),
     ),
+    ("SwigluGroupQuant", "not weighed", lambda x, w, *a, **o: impl.swiglu_group_quant(x, None, *a, **o)),
+    ("SwigluGroupQuant", "halves exchanged", lambda x, *a, **o: impl.swiglu_group_quant(x.roll(256, -1), *a, **o)),
+    (
+        "SwigluGroupQuant",
+        "other groups",
+        lambda x, w, i, dtype, **o: (
+            y := impl.swiglu_group_quant(x, w, i, dtype, **o | {"group_size": 64}),
+            (y[0], y[1][:, ::2].contiguous(), y[2]),
+        )[1],
+    ),
+    ("HistogramV2", "of the rest", lambda x, *a: x.numel() - impl.histc(x, *a)),
+    ("HistogramV2", "next expert", lambda *a: impl.histc(*a).roll(1)),
+    ("HistogramV2", "of twice the range", lambda x, bins, least, last: impl.histc(x, bins, least, last * 2)),
+    ("LinearIndex", "first axis", lambda x, axis, i, updates: x.scatter_(0, i, updates)),
+    ("LinearIndex", "next index", lambda x, axis, i, updates: x.scatter_(axis, (i + 1) % x.shape[axis], updates)),
+    ("LinearIndex", "gathered", lambda x, axis, i, updates: x.copy_(updates.gather(axis, i))),
+    ("ResizeBilinearV2", "nearest", lambda x, size, mode: torch.nn.functional.interpolate(x, size)),
+    (
+        "ResizeBilinearV2",
+        "corners aligned",
+        lambda x, size, mode: torch.nn.functional.interpolate(x, size, mode=mode, align_corners=True),
+    ),
+    (
+        "ResizeBilinearV2",
+        "areas",
+        lambda x, size, mode: torch.nn.functional.interpolate(x, size, mode="area"),
+    ),
     ("MoeGatingTopKSoftmax", "smallest", lambda x, _, k: impl.moe_gating_top_k_softmax(-x, _, k)),
     (
         "MoeGatingTopKSoftmax",

@@ -45,6 +45,11 @@ SCHEMAS = {
 
         npu_hc_post(Tensor x, Tensor residual, Tensor post, Tensor comb) -> (Tensor out)
 
+        npu_swiglu_group_quant(Tensor x, Tensor? topk_weight, Tensor? group_index, ScalarType dst_type=39,
+            int quant_mode=1, int group_size=128, bool round_scale=False, bool ue8m0_scale=False,
+            bool output_origin=False, int group_list_type=0, float clamp_value=0.0)
+            -> (Tensor y, Tensor scale, Tensor y_origin)
+
         dispatch_ffn_combine(Tensor x, Tensor[] weight1, Tensor[] weight2, Tensor expert_idx,
             Tensor[] scale1, Tensor[] scale2, Tensor[] bias1, Tensor[] bias2, Tensor probs, str group,
             int max_output_size, Tensor(a!) out, Tensor(b!) expert_token_nums, Tensor? x_active_mask=None,
