@@ -312,8 +312,8 @@ def make_plan(
     Args:
         database: holds the rows, and gets their durations.
         chosen: the rows that the user chose.
-        elsewhere: kernel types that may be chosen although the database has no rows of them: those with samples in a
-            profile, those of the database whose rows an implementation measures, and the tasks of the session.
+        elsewhere: kernel types that may be chosen although the database has no rows of them: those of a profile, of the
+            database whose rows an implementation measures, and of the tasks of the session.
         requested: cells of the rows that options name, by kernel type. They are the cases, in this order, whether or
             not the database has them; None: the rows of the database.
         unmeasured: positions of rows whose durations and statuses do not count, by kernel type.
@@ -335,15 +335,12 @@ def make_plan(
     lacking = [name for name in types if implementation is not None and not implementation.implements(name)]
     if lacking and implementation is not None:
         plan.notes.append(f"{implementation.name} has no function for {', '.join(lacking)}")
-    suffix = implementation.suffix if implementation is not None else ""
-    for name in names:
-        if (ops and name not in ops) or name in lacking:
-            continue
+    for name in (name for name in names if (not ops or name in ops) and name not in lacking):
         try:
             rows = None if requested is None else requested[name]
             in_file = database.read_or_empty(name)
             read = _with_rows(in_file, rows, (unmeasured or {}).get(name, ()))
-            table = CaseTable(read, len(in_file), target, suffix, label=name)
+            table = CaseTable(read, len(in_file), target, implementation.suffix if implementation else "", label=name)
             _choose(table, None if rows is None else [signature(name, row) for row in rows], chosen, stale_runs)
             others = read if captures is None else captures.read_or_empty(name)
             table.captured_time_us = None if ops else others.captured_time_us
@@ -355,10 +352,7 @@ def make_plan(
             place = database.path / f"{name}.csv"
             plan.problems.append(describe_error(error, place, "its rows are left out; report this error with the file"))
     release_memory()
-    if chosen.where is not None:
-        columns = {slug for table in plan.tables.values() for slug in slugs(table.table)}
-        if problem := chosen.where.unknown(columns):
-            raise OpAtlasError(f"--where {str(chosen.where)!r}: {problem}")
+    _expect_variables(chosen, plan)
     return plan
 
 
@@ -371,6 +365,14 @@ def _unknown_types(
         meant = f"; `opatlas shapes --ops {asked}` adds theory rows"
     there = "" if meant else f"; it has {', '.join(names) or 'none'}"
     return OpAtlasError(f"--ops {asked}: no such kernel type in {place}{meant}{there}")
+
+
+def _expect_variables(chosen: Choice, plan: Plan) -> None:
+    """Raises OpAtlasError where no row has a variable of --where."""
+    if chosen.where is not None:
+        columns = {slug for table in plan.tables.values() for slug in slugs(table.table)}
+        if problem := chosen.where.unknown(columns):
+            raise OpAtlasError(f"--where {str(chosen.where)!r}: {problem}")
 
 
 def _with_rows(table: RowTable, rows: Sequence[Mapping[str, str]] | None, cleared: Sequence[int]) -> RowTable:
