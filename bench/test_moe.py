@@ -215,6 +215,21 @@ def test_grouped_matmul_swiglu_quant(row, replay):
     )
 
 
+@replays("SwigluGroupQuant", npu="torch.ops._C_ascend.npu_swiglu_group_quant")
+def test_swiglu_group_quant(row, replay, custom_opp):
+    """Reads the slots x (..., 2 D), perhaps weights (...). Scales: FLOAT (..., D / 128), or MX (..., D / 64, 2)."""
+    row.expect_slots([0], [1])
+    tokens, width, half = row.sizes("*tokens,width; ?*tokens -> *tokens,half; ")
+    of_mx = len(row.output_slots) > 1 and row.output_slots[1].dtype == "FLOAT8_E8M0"
+    mode, size, scales = (2, 32, (half // 64, 2)) if of_mx else (1, 128, (half // 128,))
+    fits = width == 2 * half and half % (64 if of_mx else 128) == 0 and row.output_shape(1) == (*tokens, *scales)
+    row.expect(fits, OUTPUT_SHAPES, f"output 0 must be (..., {width // 2}), output 1 its scales (..., {scales})")
+    row.assume("activations are not limited")
+    operands = row.tensor(0, -4.0, 4.0), row.tensor(1, 0.1, 1.0) if row.has(1) else None, None, row.output_dtype()
+    how = {"quant_mode": mode, "group_size": size, "output_slots": (0, 1), "expected": formulas.swiglu_group_quant}
+    replay(impl.swiglu_group_quant, *operands, **how)
+
+
 def _grouped(row, *, halves=False):
     """Returns whether the weights are stored as (E, N, K), the shape (M, K), and (E, N).
 
