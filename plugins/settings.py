@@ -18,7 +18,7 @@ from opatlas.installation import ROW_SOURCES, code_folder, extensions
 from opatlas.options import Scope, at_least, changed, is_disabled, read_only_by
 from opatlas.row.location import communication_path, default_path
 from opatlas.row.status import UpdateMode
-from opatlas.run.collectives import plan as collective_options
+from opatlas.run import collective_plan as collective_options
 from opatlas.run.devices.device import DeviceSpec, kind_named
 from opatlas.run.group import NODE_OPTIONS
 from opatlas.run.group_pool import GroupNodes

@@ -18,14 +18,14 @@ from opatlas.row.communication import BY_KERNEL_TYPE
 from opatlas.row.errors import Unsupported, WrongResult
 from opatlas.row.location import public_version
 from opatlas.run.devices.device import Device
-from opatlas.run.group import ALONE
 from opatlas.run.implementation import KernelSource, load_kernel
 from opatlas.run.implementation_catalog import find_implementations
 from opatlas.run.inputs.replay_row import ReplayRow
 from opatlas.run.kernel_call import KernelCall, OperatorMode, flat_tensors, is_free
-from opatlas.run.registry import replay_spec, replays_of_bench, select_arguments
-from opatlas.run.result_check import Checked, Formula, check
-from opatlas.theory.model_calls import ModelCall
+from opatlas.run.registry import replay_spec, replays_of_bench
+from opatlas.run.replay import RecordedCall, recorded_call
+from opatlas.run.result_check import Checked, check
+from opatlas.theory.model_step import ModelCall
 
 #: What the first arguments of a part's call read, and what its results are: names of values of a layer; "" for none.
 _LINKS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -73,8 +73,9 @@ _DENSE = ("gate_up", "gate_up_quant", "act", "down", "down_quant")
 _OF_EXPERTS = ("router", "gating", "permute", "experts_", "unpermute", "shared_")
 #: Values that last from layer to layer.
 _LASTING = ("out", "residual")
-#: Kernel types whose weight is the second argument, which is scaled for results of size 1.
-_PRODUCTS = ("MatMul", "BatchMatMul", "TransposeBatchMatMul", "GroupedMatmul")
+#: Kernel types whose weight is the second argument.
+_PRODUCTS = ("MatMul", "BatchMatMul", "TransposeBatchMatMul", "QuantBatchMatmul", "GroupedMatmul")
+_REAL = (torch.float32, torch.bfloat16, torch.float16)
 #: The most elements of a result that are compared after the measurement.
 _COMPARED = 4096
 #: Operators that allocate a result that something else writes.
@@ -99,24 +100,6 @@ def calls_of_layers(calls: Sequence[ModelCall], layers: str) -> Iterator[list[Mo
         of_kind = [call for call in chosen if kind_of_layer(call.part) in ("", kind or kind_of_layer(call.part))]
         for _ in range(int(count)):
             yield [call for each in of_kind for call in [each] * each.calls]
-
-
-class _Recorded:
-    """Stands for `replay`: keeps the call of a row in place of measuring it."""
-
-    def __call__(
-        self,
-        impl: Callable[..., Any],
-        *arguments: Any,
-        expected: Formula,
-        mutates: Sequence[int | str] = (),
-        overwrites: Sequence[int | str] = (),
-        output_slots: Sequence[int | None] | Mapping[int, int] | None = None,
-        **keywords: Any,
-    ) -> None:
-        self.impl, self.arguments, self.keywords = impl, list(arguments), keywords
-        self.expected, self.changed = expected, {"mutates": mutates, "overwrites": overwrites}
-        self.outputs = None if output_slots is None else len(output_slots)
 
 
 class _Values(dict[str, torch.Tensor]):
@@ -308,16 +291,12 @@ class BuiltLayers:
         spec = replay_spec(function)
         if function is None or spec is None:
             raise Unsupported(f"{call.part}: {call.kernel_type} has no replay")
-        recorded, row = _Recorded(), ReplayRow(call.kernel_type, call.cells, self._device.torch_device)
-        function(**select_arguments(function, row=row, replay=recorded, group=ALONE))
+        row = ReplayRow(call.kernel_type, call.cells, self._device.torch_device)
+        recorded = recorded_call(function, row)
         writes = self._link(call, recorded)
+        if call.kernel_type.startswith(_PRODUCTS):
+            _bound_results(recorded)
         own, placed = self._first_call(call.part, self._stack.get(call.kernel_type), spec.npu, recorded)
-        if call.kernel_type.startswith(_PRODUCTS) and (weights := flat_tensors(recorded.arguments[1])):
-            # Without it values grow from layer to layer.
-            size = flat_tensors(own.results())[0].float().std().clamp(min=1e-6)
-            for weight in weights if weights[0].dtype in (torch.bfloat16, torch.float16) else ():
-                weight.div_(size)
-            placed.launch(own.launch)
         computed = own.kept_results()[: recorded.outputs]
         arguments, keywords = own.originals()
         try:
@@ -360,7 +339,7 @@ class BuiltLayers:
                 self.calls.insert(self.calls.index(maker) + 1, StepCall("", maker.call, copy, is_compared=False))
                 maker.is_compared = False
 
-    def _link(self, call: ModelCall, recorded: _Recorded) -> Sequence[str]:
+    def _link(self, call: ModelCall, recorded: RecordedCall) -> Sequence[str]:
         """Lets a call read what others of the layer wrote; returns the names of its results."""
         keywords, values = recorded.keywords, self._values
         part = _OF_TYPES.get(call.kernel_type, call.part.removesuffix("_quant"))
@@ -395,7 +374,7 @@ class BuiltLayers:
         return writes
 
     def _first_call(
-        self, part: str, source: KernelSource | None, npu: str | None, recorded: _Recorded
+        self, part: str, source: KernelSource | None, npu: str | None, recorded: RecordedCall
     ) -> tuple[KernelCall, _Placed]:
         """Calls the kernel of an implementation, or the default one if it refuses the row."""
         impl, name = recorded.impl, source.implementation if source else f"torch {public_version(torch.__version__)}"
@@ -419,6 +398,27 @@ class BuiltLayers:
         self.ran[name] = None
         placed.keep(own.returned())
         return own, placed
+
+
+def _bound_results(recorded: RecordedCall) -> None:
+    """Divides the weights of a product, or their scales, by the size of its results.
+
+    Without it values grow from layer to layer, and a query of size 40 attends to one key alone, which a kernel that
+    multiplies in FP8 does not find. Some kernels take scales in another form at their first call, so it comes before.
+    """
+    (x, *_), weights = flat_tensors(recorded.arguments[0]), flat_tensors(recorded.arguments[1])
+    divided, factors = list(weights), [x, weights[0]]
+    if weights[0].dtype not in _REAL:
+        named = [recorded.keywords.get(name) for name in ("scale", "pertoken_scale", "per_token_scale")]
+        scales = [each for each in flat_tensors([*recorded.arguments[2:3], named]) if each.dtype in _REAL]
+        divided, factors = scales[:1], [*factors, *scales]
+    size = x.shape[-1] ** 0.5 * math.prod(_root_mean_square(each) for each in factors)
+    for each in divided:
+        each.div_(max(size, 1e-6))
+
+
+def _root_mean_square(values: torch.Tensor) -> float:
+    return values.float().norm().item() / math.sqrt(values.numel())
 
 
 def _group_ends(chosen: torch.Tensor, rows: int, like: torch.Tensor) -> torch.Tensor:

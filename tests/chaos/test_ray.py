@@ -63,7 +63,7 @@ def get_inputs():
 
 def test_hosts_judge_the_candidates_of_tasks(sessions: Sessions, cluster: Any) -> None:
     cluster.add_node(num_cpus=1)
-    shutil.copy(ROOT / "bench" / "test_tasks.py", sessions.folder)
+    shutil.copy(ROOT / "bench" / "test_listed.py", sessions.folder)
     (sessions.folder / "tasks").mkdir()
     (sessions.folder / "tasks" / "relu.py").write_text(TASK)
     own = sessions.folder / "candidates" / "relu"
@@ -71,7 +71,7 @@ def test_hosts_judge_the_candidates_of_tasks(sessions: Sessions, cluster: Any) -
     returns = {"right": "x.clamp(min=0)", "wrong": "x", "crashes": "faulthandler._sigsegv()", "broken": "x.clamp("}
     for name, code in returns.items():
         (own / f"{name}.py").write_text(CANDIDATE.format(code))
-    options = ("test_tasks.py", "--tasks=tasks", "--implementation=torch,candidates")
+    options = ("test_listed.py", "--tasks=tasks", "--implementation=torch,candidates")
     finished = start(sessions, cluster, *options).wait()
     assert finished.ledger() == {"measured": 2, "xfailed": 3}
     verdicts = {}

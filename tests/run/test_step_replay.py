@@ -134,7 +134,7 @@ def replay_of(tmp_path, monkeypatch):
     def make(layers, launch="eager", instrument=None, config=CONFIG, settings=",batch=3,context=40"):
         (tmp_path / "config.json").write_text(json.dumps(config))
         cells = {STEP: f"{tmp_path}{settings}", STEP_LAYERS: layers, STEP_LAUNCH: launch}
-        job = Job("bench.test_steps", "", "test_step", "Step", cells, 60)
+        job = Job("bench.test_listed", "", "test_step", "Step", cells, 60)
         return step_replay.StepReplay(job, device, instrument or device.instrument(), SETTINGS)
 
     return make
@@ -207,6 +207,23 @@ def test_drafts_and_prompts_are_right_in_place(replay_of, config, sequences):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("config", [CONFIG, DENSE])
+@pytest.mark.parametrize(
+    "scales",
+    [None, {"quant_method": "fp8", "weight_block_size": [128, 128]}, {"quant_method": "modelopt", "quant_algo": "FP8"}],
+)
+def test_results_of_products_have_size_1(replay_of, config, scales):
+    """Of queries of size 40 each attends to one key, and a kernel that multiplies in FP8 finds another."""
+    given = {"hidden_size": 128, "quantization_config": scales}
+    replay = replay_of("1", config={**config, **given})
+    replay()
+    names = ("qkv", "q_kv_a", "o_proj", "gate_up", "down")
+    sizes = {each.part: each.call.results()[0].float().std() for each in replay._layers.calls if each.part in names}
+    assert len(sizes) >= 4
+    assert all(0.2 < size < 5 for size in sizes.values()), sizes
+
+
+@torch.no_grad()
 def test_records_of_a_graph_are_told_by_call(replay_of, toy_graphs):
     toy = ToyDevice()
     records = KernelRecords(toy, lambda: toy.launch(MARK), lambda: None)
@@ -274,7 +291,7 @@ def test_a_step_is_a_row_of_steps_beside_the_kernels(sessions: Sessions):
     (sessions.folder / "tiny").mkdir()
     (sessions.folder / "tiny" / "config.json").write_text(json.dumps(CONFIG))
     step = ("--step", "tiny,batch=2,context=16,layers=1")
-    done = sessions.run(str(ROOT / "bench" / "test_steps.py"), *step, "-v", measure=("--repeat-count=1",))
+    done = sessions.run(str(ROOT / "bench" / "test_listed.py"), *step, "-v", measure=("--repeat-count=1",))
     assert done.code == 0, done.output
     assert "Step-tiny-batch2-context16-" in done.output
     (row,) = sessions.read("steps/Step")
