@@ -75,7 +75,7 @@ class _Definition:
 
 
 @dataclass(frozen=True)
-class _Input:
+class _Given:
     type: str
     value: int | float | bool | None = None
     path: str = ""
@@ -85,7 +85,7 @@ class _Input:
 @dataclass(frozen=True)
 class _Workload:
     axes: dict[str, int] = field(default_factory=dict)
-    inputs: dict[str, _Input] = field(default_factory=dict)
+    inputs: dict[str, _Given] = field(default_factory=dict)
     uuid: str = ""
 
 
@@ -163,7 +163,7 @@ def _call(path: Path, definition: _Definition, workload: _Workload) -> dict[str,
             sizes[name] = _size(path, name, axis.expression, sizes)
     inputs = {}
     for name, tensor in definition.inputs.items():
-        given = workload.inputs.get(name, _Input("random"))
+        given = workload.inputs.get(name, _Given("random"))
         if lacking := [axis for axis in tensor.shape or () if axis not in sizes]:
             raise OpAtlasError(f"{_workloads(path)}: {workload.uuid}: axis {lacking[0]!r} has no value: add it")
         shape = None if tensor.shape is None else [sizes[axis] for axis in tensor.shape]
