@@ -15,7 +15,7 @@ from .._calls import FP8
 from .fp8 import block_scaled_product, scaled_groups, unscaled_product
 from .matmul import linear, may_prepare
 from .norm import swiglu
-from .quantized import dequantize, dynamic_block_quant, dynamic_quant, integer_matmul, weight_quant_batchmatmul
+from .quantized import dequantize, dynamic_quant, integer_matmul, weight_quant_batchmatmul
 
 
 def moe_gating_top_k(
@@ -202,12 +202,12 @@ def swiglu_group_quant(
     The third result, for SwiGLU alone, is empty.
     """
     y = swiglu(x.float(), -1) if topk_weight is None else swiglu(x.float(), -1) * topk_weight.unsqueeze(-1)
-    if quant_mode == 1:
-        return *dynamic_block_quant(y, dst_type=dst_type, row_block_size=1, col_block_size=group_size), x.new_empty(0)
     groups = y.unflatten(-1, (-1, group_size))
-    scale = (groups.abs().amax(-1, keepdim=True) / torch.finfo(dst_type).max).log2().ceil().exp2()
-    quantized = (groups / scale).to(dst_type).flatten(-2)
-    return quantized, scale.unflatten(-2, (-1, 2)).squeeze(-1).to(torch.float8_e8m0fnu), x.new_empty(0)
+    scale = groups.abs().amax(-1, keepdim=True) / torch.finfo(dst_type).max
+    scale = scale.log2().ceil().exp2() if quant_mode == 2 else scale
+    quantized, scale = (groups / scale).to(dst_type).flatten(-2), scale.squeeze(-1)
+    stored = scale.unflatten(-1, (-1, 2)).to(torch.float8_e8m0fnu) if quant_mode == 2 else scale
+    return quantized, stored, x.new_empty(0)
 
 
 def groups_of(ends: Tensor) -> Iterator[tuple[int, slice]]:
