@@ -115,7 +115,7 @@ def test_triton_rope_siso(row, replay, custom_opp):
     row.assume(_HALVES)
     rotary_size, x, table = _expect_table(row, 1, head_size), row.tensor(0), row.tensor(1)
     operands = x, None, None, table, _positions(row, 2, tokens, len(table)), rotary_size
-    replay(impl.rope_forward_triton_siso, *operands, mutates=[0], expected=formulas.rope_forward_triton_siso)
+    replay(impl.rope_siso, *operands, mutates=[0], expected=formulas.rope_siso)
 
 
 @replays("split_qkv_rmsnorm_rope_kernel", npu="torch.ops.vllm.qkv_rmsnorm_rope")

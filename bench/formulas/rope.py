@@ -149,9 +149,7 @@ def _embed(number: int) -> Formula:
 
 
 @per_element()
-def rope_forward_triton_siso(
-    at: At, x: Tensor, cos: None, sin: None, table: Tensor, positions: Tensor, width: int
-) -> Tensor:
+def rope_siso(at: At, x: Tensor, cos: None, sin: None, table: Tensor, positions: Tensor, width: int) -> Tensor:
     *leading, j = at
     return _rotate_by_position(_features(x, leading), at[0], j, positions, table, "half")
 

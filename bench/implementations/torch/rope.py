@@ -92,7 +92,7 @@ def rotary_embedding(
     return query, key
 
 
-def rope_forward_triton_siso(x: Tensor, cos: None, sin: None, table: Tensor, positions: Tensor, width: int) -> Tensor:
+def rope_siso(x: Tensor, cos: None, sin: None, table: Tensor, positions: Tensor, width: int) -> Tensor:
     """Does `rotary_embedding` of one tensor (T, heads, head size), in place."""
     return rotary_embedding(positions, x, x[:, :0], table, x.shape[-1], width, True)[0]
 
