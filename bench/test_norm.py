@@ -245,19 +245,8 @@ def test_hc_pre(row, replay, custom_opp):
     row.expect(fits, INPUT_SHAPES, f"slot 1 must be ({streams * (streams + 2)}, {streams * width})")
     row.assume("20 steps of Sinkhorn's iteration, as DeepSeek-V4")
     # The product has a variance of about 1.
-    weight = row.tensor(1, -2 * fan_in**-0.5, 2 * fan_in**-0.5)
-    replay(
-        impl.hc_pre,
-        row.tensor(0),
-        weight,
-        row.tensor(2),
-        row.tensor(3),
-        streams,
-        20,
-        1e-6,
-        1e-6,
-        expected=formulas.hc_pre,
-    )
+    x, weight = row.tensor(0), row.tensor(1, -2 * fan_in**-0.5, 2 * fan_in**-0.5)
+    replay(impl.hc_pre, x, weight, row.tensor(2), row.tensor(3), streams, 20, 1e-6, 1e-6, expected=formulas.hc_pre)
 
 
 @replays("HcPost", npu="torch.ops._C_ascend.npu_hc_post")

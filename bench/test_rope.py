@@ -93,18 +93,8 @@ def test_triton_rope(row, replay, custom_opp):
     row.assume(_HALVES)
     table = row.tensor(2)
     rotary_size = _expect_table(row, 2, head_size)
-    replay(
-        impl.rotary_embedding,
-        _positions(row, 3, tokens, table.shape[0]),
-        row.tensor(0),
-        row.tensor(1),
-        table,
-        head_size,
-        rotary_size,
-        True,
-        mutates=[1, 2],
-        expected=formulas.rotary_embedding,
-    )
+    operands = _positions(row, 3, tokens, table.shape[0]), row.tensor(0), row.tensor(1), table, head_size, rotary_size
+    replay(impl.rotary_embedding, *operands, True, mutates=[1, 2], expected=formulas.rotary_embedding)
 
 
 @replays("_triton_rope_siso", npu="vllm_ascend.ops.triton.rope.rope_forward_triton_siso")

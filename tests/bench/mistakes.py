@@ -330,7 +330,7 @@ MISTAKES: list[tuple[str, str, Callable[..., Any]]] = [
     ("ApplyRotaryPosEmb", "key only", lambda q, k, cos, sin, layout: (q, impl.rotary_mul(k, cos, sin))),
     (
         "_triton_rope_siso",
-        "next position",
+        "other token",
         lambda x, _, __, table, p, width: impl.rope_siso(x, _, __, table, p.flip(0), width),
     ),
     (

@@ -130,8 +130,9 @@ def grouped_matmul(
         bias_of = bias[0][group] if bias else None
         if antiquant_scale:
             offset = antiquant_offset[0][group] if antiquant_offset else None
-            scale_of = antiquant_scale[0][group]
-            result[own] = weight_quant_batchmatmul(rows[own], matrices[group], scale_of, offset, bias_of)
+            result[own] = weight_quant_batchmatmul(
+                rows[own], matrices[group], antiquant_scale[0][group], offset, bias_of
+            )
             continue
         if rows.is_floating_point() and rows.dtype not in FP8:
             result[own] = linear(rows[own], matrices[group].mT, bias_of)
@@ -205,10 +206,9 @@ def swiglu_group_quant(
     groups = y.unflatten(-1, (-1, group_size))
     scale = groups.abs().amax(-1, keepdim=True) / torch.finfo(dst_type).max
     scale = scale.log2().ceil().exp2() if quant_mode == 2 else scale
-    of_pairs = (
-        scale.unflatten(-2, (-1, 2)).squeeze(-1).to(torch.float8_e8m0fnu) if quant_mode == 2 else scale.squeeze(-1)
-    )
-    return (groups / scale).to(dst_type).flatten(-2), of_pairs, x.new_empty(0)
+    of_group = scale.squeeze(-1)
+    stored = of_group.unflatten(-1, (-1, 2)).to(torch.float8_e8m0fnu) if quant_mode == 2 else of_group
+    return (groups / scale).to(dst_type).flatten(-2), stored, x.new_empty(0)
 
 
 def groups_of(ends: Tensor) -> Iterator[tuple[int, slice]]:
