@@ -25,7 +25,7 @@ from opatlas.run.kernel_call import KernelCall, OperatorMode, flat_tensors, is_f
 from opatlas.run.registry import replay_spec, replays_of_bench
 from opatlas.run.replay import RecordedCall, recorded_call
 from opatlas.run.result_check import Checked, check
-from opatlas.theory.model_calls import ModelCall
+from opatlas.theory.model_step import ModelCall
 
 #: What the first arguments of a part's call read, and what its results are: names of values of a layer; "" for none.
 _LINKS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
