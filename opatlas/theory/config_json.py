@@ -138,11 +138,7 @@ def _facts(name: str, text: Mapping[str, Any], whole: Mapping[str, Any]) -> Mode
     if kind.attention == "shared":
         latent, indexer = None, None
         shared = part(SharedKeys)
-        kv_heads, head_dim = shared.num_key_value_heads, shared.head_dim or hidden // heads
-        if heads % kv_heads:
-            raise ValidationError(f"num_key_value_heads {kv_heads} does not divide num_attention_heads {heads}")
-        if not shared.head_dim and hidden % heads:
-            raise ValidationError(f"num_attention_heads {heads} does not divide hidden_size {hidden}: give head_dim")
+        kv_heads, head_dim = shared.num_key_value_heads, _head_dim(shared, heads, hidden)
         rotated = _rotated(shared, head_dim, text)
     else:
         latent = part(Latent)
@@ -243,6 +239,15 @@ def _kinds_of_layers(base: EveryKind, kind: ModelKind, cycle: int, differs: list
         differs.append(f"{sliding} of {layers} layers see {window} tokens, in prompts answered as all tokens")
     _each_layer("attn_type_list", base.attn_type_list, layers, ["1"])
     return kinds
+
+
+def _head_dim(shared: SharedKeys, heads: int, hidden: int) -> int:
+    if heads % shared.num_key_value_heads:
+        problem = f"num_key_value_heads {shared.num_key_value_heads} does not divide num_attention_heads {heads}"
+        raise ValidationError(problem)
+    if not shared.head_dim and hidden % heads:
+        raise ValidationError(f"num_attention_heads {heads} does not divide hidden_size {hidden}: give head_dim")
+    return shared.head_dim or hidden // heads
 
 
 def _rotated(shared: SharedKeys, head_dim: int, text: Mapping[str, Any]) -> int:
