@@ -94,7 +94,7 @@ _FP8_ROWS = "6,73 | DT_BF16 -> 6,73;6 | FLOAT8_{};FLOAT"
 _FP8_BLOCKS = "6,{0} | DT_BF16 -> 6,{0};6,{1} | FLOAT8_E4M3FN;FLOAT"
 
 #: Kernel type, the mistake, the wrong function, and the number of the sample row, or a row.
-MISTAKES: list[tuple[str, str, Callable[..., Any], int | str]] = [
+MISTAKES: list[tuple[Any, ...]] = [
     (FIA, "no mask", keywords(_ATTENTION, sparse_mode=lambda mode: 0), 0),
     (FIA, "no mask, packed", keywords(_ATTENTION, sparse_mode=lambda mode: 0), 6),
     (FIA, "no scale", keywords(_ATTENTION, scale=lambda scale: 1.0), 0),

@@ -15,7 +15,7 @@ import warm_python
 from opatlas.data.manifest import code_digest
 
 REPOSITORY = Path(__file__).parents[2]
-FEW = ("-k", "MatMulV2 and not Batch or SwiGlu and not Grouped or PagedCacheLoad")
+FEW = ("-k", "MatMulV2 and not Batch or SwiGlu and not Group and not Clipped or PagedCacheLoad")
 
 
 def run(database: Path | None, *options: str) -> subprocess.CompletedProcess[str]:
