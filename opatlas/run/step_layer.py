@@ -407,7 +407,7 @@ def _bound_results(recorded: RecordedCall) -> None:
     multiplies in FP8 does not find. Some kernels take scales in another form at their first call, so it comes before.
     """
     (x, *_), weights = flat_tensors(recorded.arguments[0]), flat_tensors(recorded.arguments[1])
-    divided, factors = weights, [x, weights[0]]
+    divided, factors = list(weights), [x, weights[0]]
     if weights[0].dtype not in _REAL:
         named = [recorded.keywords.get(name) for name in ("scale", "pertoken_scale", "per_token_scale")]
         scales = [each for each in flat_tensors([*recorded.arguments[2:3], named]) if each.dtype in _REAL]
@@ -418,7 +418,7 @@ def _bound_results(recorded: RecordedCall) -> None:
 
 
 def _root_mean_square(values: torch.Tensor) -> float:
-    return float(values.float().norm()) / values.numel() ** 0.5
+    return values.float().norm().item() / math.sqrt(values.numel())
 
 
 def _group_ends(chosen: torch.Tensor, rows: int, like: torch.Tensor) -> torch.Tensor:
