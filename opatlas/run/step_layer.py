@@ -418,7 +418,7 @@ def _bound_results(recorded: RecordedCall) -> None:
 
 
 def _root_mean_square(values: torch.Tensor) -> float:
-    return values.float().norm().item() / math.sqrt(values.numel())
+    return float(values.float().norm()) / math.sqrt(values.numel())
 
 
 def _group_ends(chosen: torch.Tensor, rows: int, like: torch.Tensor) -> torch.Tensor:
