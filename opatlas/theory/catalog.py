@@ -58,7 +58,7 @@ class Catalog:
     """All kernel types with theory rows, in the catalog's order."""
 
     kernels: Mapping[str, CatalogKernel]
-    operators: Mapping[str, Operator] = field(default_factory=dict)
+    operators: Mapping[str, ServedOperator] = field(default_factory=dict)
 
     def kernel(self, kernel_type: str) -> CatalogKernel:
         """Returns a kernel type. Raises OpAtlasError with the closest names where the catalog lacks the kernel type."""
@@ -141,7 +141,7 @@ class OperatorRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     where: tuple[str, ...] = ()
 
 
-class Operator(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ServedOperator(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An operator of lists of served calls.
 
     Attributes:
@@ -195,8 +195,8 @@ def _catalog(content: _CatalogFile) -> Catalog:
     patterns = {
         name: _pattern(name, _typed(f"pattern {name!r}", spec, _PatternEntry), grids) for name, spec in specs.items()
     }
-    operators: dict[str, Operator] = {
-        name: _typed(f"operator {name!r}", each, Operator) for name, each in content.operators.items()
+    operators: dict[str, ServedOperator] = {
+        name: _typed(f"operator {name!r}", each, ServedOperator) for name, each in content.operators.items()
     }
     return Catalog({name: _kernel(name, kernel, patterns) for name, kernel in kernels.items()}, operators)
 

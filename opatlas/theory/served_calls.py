@@ -16,7 +16,7 @@ import msgspec
 
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.row.slots import known_dtype
-from opatlas.theory.catalog import Catalog, Operator, OperatorRow
+from opatlas.theory.catalog import Catalog, OperatorRow, ServedOperator
 from opatlas.theory.patterns import Pattern, parse_expression
 from opatlas.theory.sources import SOURCES
 from opatlas.theory.space import TheoryRow, pattern_row
@@ -27,7 +27,7 @@ _LARGEST = 1 << 31
 _DTYPES = {"bf16": "BF16", "fp16": "FLOAT16", "fp8": "FLOAT8_E4M3FN", "int8": "INT8"}
 
 
-class _Call(msgspec.Struct):
+class _ServedCall(msgspec.Struct):
     """An entry of a list."""
 
     type: str
@@ -55,7 +55,7 @@ def read_calls(path: Path, catalog: Catalog) -> ServedCalls:
     """
     found = ServedCalls()
     try:
-        entries = msgspec.json.decode(path.read_bytes(), type=list[_Call])
+        entries = msgspec.json.decode(path.read_bytes(), type=list[_ServedCall])
     except (OSError, msgspec.MsgspecError) as error:
         raise UsageError(f'{path}: {error}: give a JSON list of {{"type": ..., "args": {{...}}}}') from None
     for number, entry in enumerate(entries):
@@ -74,7 +74,7 @@ def read_calls(path: Path, catalog: Catalog) -> ServedCalls:
     return found
 
 
-def _rows(entry: _Call, catalog: Catalog) -> Iterator[TheoryRow | None]:
+def _rows(entry: _ServedCall, catalog: Catalog) -> Iterator[TheoryRow | None]:
     """Yields the rows that stand for a call; None where none does. Raises KeyError with the name of an argument."""
     operator = catalog.operators.get(entry.type)
     if operator is None:
@@ -86,7 +86,7 @@ def _rows(entry: _Call, catalog: Catalog) -> Iterator[TheoryRow | None]:
             raise UsageError(f"{entry.type} has no pattern with these args: give those of one of {known}")
         sizes = {name: name for name in names}
         alternatives = [OperatorRow(entry.type, name, sizes, ("dtype",)) for name in own]
-        operator = Operator([alternatives], {"dtype": "BF16"})
+        operator = ServedOperator([alternatives], {"dtype": "BF16"})
     args = {**operator.defaults, **{name: value for name, value in entry.args.items() if value is not None}}
     numbers = {name: value for name, value in args.items() if isinstance(value, int)}
     fits = all(args.get(name, value) == value for name, value in operator.only.items())
