@@ -75,6 +75,7 @@ _OF_EXPERTS = ("router", "gating", "permute", "experts_", "unpermute", "shared_"
 _LASTING = ("out", "residual")
 #: Kernel types whose weight is the second argument, which is scaled for results of size 1.
 _PRODUCTS = ("MatMul", "BatchMatMul", "TransposeBatchMatMul", "GroupedMatmul")
+_QUANTIZED = "QuantBatchMatmul"
 #: The most elements of a result that are compared after the measurement.
 _COMPARED = 4096
 #: Operators that allocate a result that something else writes.
@@ -293,6 +294,8 @@ class BuiltLayers:
         row = ReplayRow(call.kernel_type, call.cells, self._device.torch_device)
         recorded = recorded_call(function, row)
         writes = self._link(call, recorded)
+        if call.kernel_type.startswith(_QUANTIZED):
+            _scale_results(*recorded.arguments[:3], recorded.keywords.get("pertoken_scale"))
         own, placed = self._first_call(call.part, self._stack.get(call.kernel_type), spec.npu, recorded)
         if call.kernel_type.startswith(_PRODUCTS) and (weights := flat_tensors(recorded.arguments[1])):
             # Without it values grow from layer to layer.
@@ -401,6 +404,12 @@ class BuiltLayers:
         self.ran[name] = None
         placed.keep(own.returned())
         return own, placed
+
+
+def _scale_results(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, of_tokens: torch.Tensor | None) -> None:
+    """Scales the results of a quantized product to size 1: with larger queries, attention sees few keys."""
+    size = x.float().std() * weight[:_COMPARED].float().std() * x.shape[-1] ** 0.5 * scale.float().mean()
+    scale.div_(size if of_tokens is None else size * of_tokens.float().mean())
 
 
 def _group_ends(chosen: torch.Tensor, rows: int, like: torch.Tensor) -> torch.Tensor:

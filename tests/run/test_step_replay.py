@@ -207,6 +207,18 @@ def test_drafts_and_prompts_are_right_in_place(replay_of, config, sequences):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("how", [{}, {"activation_scheme": "static"}, {"weight_block_size": [128, 128]}])
+def test_products_in_fp8_have_results_of_size_1(replay_of, how):
+    quantized = {"hidden_size": 128, "intermediate_size": 256, "quantization_config": {"quant_method": "fp8", **how}}
+    replay = replay_of("1", config=DENSE | quantized)
+    replay()
+    products = [each.call for each in replay._layers.calls if each.part in ("qkv", "o_proj", "gate_up", "down")]
+    assert len(products) == 4
+    for call in products:
+        assert 0.4 < call.results()[0].float().std() < 2.5
+
+
+@torch.no_grad()
 def test_records_of_a_graph_are_told_by_call(replay_of, toy_graphs):
     toy = ToyDevice()
     records = KernelRecords(toy, lambda: toy.launch(MARK), lambda: None)
