@@ -288,7 +288,8 @@ def _experts(stated: Experts, base: EveryKind, kind: ModelKind) -> RoutedExperts
         raise ValidationError(f"num_experts_per_tok is {top_k}, more than the {count} experts: give less")
     gated = stated.shared_expert_intermediate_size
     shared = gated or stated.shared_intermediate_size or stated.n_shared_experts * width
-    return RoutedExperts(count, width, top_k, sparse, shared, shared_gate=bool(gated))
+    by_softmax = (stated.scoring_func or kind.scores) == "softmax"
+    return RoutedExperts(count, width, top_k, sparse, shared, shared_gate=bool(gated), by_softmax=by_softmax)
 
 
 def _other_differences(base: EveryKind, kind: ModelKind, nested: bool, whole: Mapping[str, Any]) -> Iterable[str]:
