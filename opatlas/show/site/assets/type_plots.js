@@ -44,12 +44,12 @@
   };
 
   /** Returns the words for a curve: its sizes that other curves have not, else its shapes. */
-  function nameOf(columns, curve, row, several) {
+  opatlas.curveName = (columns, curve, row, several = []) => {
     if (columns.has("message_bytes")) return [columns.get("dtype", row), `${columns.get("num_devices", row)} ${t("devices")}`, ...several.slice(1)].join(", ");
     const sizes = ["batch", "n", "k", "groups"].filter((name) => columns.has(name) && columns.counts(name).length > 1);
     const shapes = columns.has("n") ? sizes.map((name) => `${titleOf(name)} ${columns.get(name, row)}`).join(", ") : columns.curves[curve].name.replace(/;+$/, "").replaceAll(";", " × ");
     return [shapes, ...several.map((name) => columns.get(name, row))].join(", ");
-  }
+  };
 
   /** Returns the curves of rows, those with colours first: of the implementation with the most rows, spread over the durations. */
   function curvesOf(columns, rows, what) {
@@ -68,7 +68,7 @@
     if (wanted.length > COLOURED) wanted = Array.from({ length: COLOURED }, (_, i) => wanted[Math.round(i * (wanted.length - 1) / (COLOURED - 1))]);
     const colours = [...opatlas.colours(wanted.map((curve) => curve.number)).values()];
     const several = ["dtype", "implementation"].filter((name) => new Set(wanted.map((curve) => columns.get(name, curve.rows[0]))).size > 1);
-    wanted.forEach((curve, i) => Object.assign(curve, { colour: colours[i], name: nameOf(columns, curve.number, curve.rows[0], several) }));
+    wanted.forEach((curve, i) => Object.assign(curve, { colour: colours[i], name: opatlas.curveName(columns, curve.number, curve.rows[0], several) }));
     return [...wanted, ...curves.filter((curve) => !wanted.includes(curve))];
   }
 
