@@ -167,22 +167,12 @@ def _replay_groups(row, replay):
     row.expect("pertoken_scale" in slots, INPUT_SHAPES, "the scales of x1 are missing", "restore them")
     if row.on_npu and not pair:
         raise Unsupported("CANN has no scales of 16 numbers (NVFP4)")
-    x2, scale = row.data(1), row.tensor(2, 0.5, 2.0)
+    x1, x2, scale = row.data(0), row.data(1), row.tensor(2, 0.5, 2.0)
+    operands = (x1, x2.mT, scale.transpose(0, 1)) if by_columns else (x1, x2, scale)
     added = {name: row.tensor(slot, 0.5, 2.0) for name, slot in slots.items()}
-    dtypes = {f"x{i + 1}_dtype": NPU_FP4 for i in range(2) if row.input_slots[i].dtype == "FLOAT4_E2M1"}
-    replay(
-        impl.quant_matmul,
-        row.data(0),
-        x2.mT if by_columns else x2,
-        scale.transpose(0, 1) if by_columns else scale,
-        **added,
-        **dtypes,
-        scale_dtype=NPU_E8M0,
-        pertoken_scale_dtype=NPU_E8M0,
-        group_sizes=[1, 1, size],
-        output_dtype=row.output_dtype(),
-        expected=formulas.quant_matmul,
-    )
+    added |= {f"x{i + 1}_dtype": NPU_FP4 for i in range(2) if row.input_slots[i].dtype == "FLOAT4_E2M1"}
+    added |= {"scale_dtype": NPU_E8M0, "pertoken_scale_dtype": NPU_E8M0, "group_sizes": [1, 1, size]}
+    replay(impl.quant_matmul, *operands, **added, output_dtype=row.output_dtype(), expected=formulas.quant_matmul)
 
 
 @replays("WeightQuantBatchMatmulV2", npu="torch_npu.npu_weight_quant_batchmatmul")
@@ -197,20 +187,12 @@ def test_weight_quant_batchmatmul(row, replay):
     row.expect(by_columns or row.shape(1) == (k, n), INPUT_SHAPES, f"slot 1 must be ({k}, {n}) or ({n}, {k})")
     row.expect_shapes({3: row.shape(2), 6: (n,)})
     scales = [scale_of_groups(row, slot, (k, n), by_columns) for slot in (2, 3) if row.has(slot)]
-    groups = len(scales[0]) if scales[0].dim() == 2 else 1
-    more = {"bias": row.tensor(6, -8.0, 8.0)} if row.has(6) else {}
-    if row.input_slots[1].dtype == "FLOAT4_E2M1":
-        more["weight_dtype"] = NPU_FP4
-    weight = row.data(1)
-    replay(
-        impl.weight_quant_batchmatmul,
-        row.tensor(0),
-        weight.mT if by_columns else weight,
-        *scales,
-        **more,
-        antiquant_group_size=k // groups if groups > 1 else 0,
-        expected=formulas.weight_quant_batchmatmul,
-    )
+    groups, weight = len(scales[0]) if scales[0].dim() == 2 else 1, row.data(1)
+    more = {"antiquant_group_size": k // groups if groups > 1 else 0}
+    more |= {"bias": row.tensor(6, -8.0, 8.0)} if row.has(6) else {}
+    more |= {"weight_dtype": NPU_FP4} if row.input_slots[1].dtype == "FLOAT4_E2M1" else {}
+    operands = row.tensor(0), weight.mT if by_columns else weight, *scales
+    replay(impl.weight_quant_batchmatmul, *operands, **more, expected=formulas.weight_quant_batchmatmul)
 
 
 def _added(row, token, n, fp8):

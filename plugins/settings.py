@@ -18,7 +18,7 @@ from opatlas.installation import ROW_SOURCES, code_folder, extensions
 from opatlas.options import Scope, at_least, changed, is_disabled, read_only_by
 from opatlas.row.location import communication_path, default_path
 from opatlas.row.status import UpdateMode
-from opatlas.run.collectives import plan as collective_options
+from opatlas.run import collective_plan as collective_options
 from opatlas.run.devices.device import DeviceSpec, kind_named
 from opatlas.run.group import NODE_OPTIONS
 from opatlas.run.group_pool import GroupNodes
@@ -187,9 +187,9 @@ class Settings(Choice):
 
     @property
     def baseline(self) -> int | None:
-        """The number of the target that the others are compared with; None without others, or a default among them."""
-        defaults = [number for number, each in enumerate(self.targets) if each.implementation.is_default]
-        return defaults[0] if defaults and len(self.targets) > 1 else None
+        """The number of the target that the others are compared with, the default or else the first; None without."""
+        defaults = (number for number, each in enumerate(self.targets) if each.implementation.is_default)
+        return next(defaults, 0) if len(self.targets) > 1 else None
 
     @property
     def writes(self) -> bool:

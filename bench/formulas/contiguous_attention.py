@@ -1,7 +1,4 @@
-"""Attention over keys that lie together, of sequences of one length, and its gradients.
-
-Dao et al. 2022, algorithms 1 and 4.
-"""
+"""Attention over keys that lie together, with gradients (Dao et al. 2022, algorithms 1 and 4)."""
 
 from __future__ import annotations
 

@@ -134,18 +134,11 @@ def quant_matmul(
 
 @per_element(terms=_common_length)
 def weight_quant_batchmatmul(
-    at: At,
-    x: Tensor,
-    weight: Tensor,
-    antiquant_scale: Tensor,
-    antiquant_offset: Tensor | None = None,
-    *,
-    bias: Tensor | None = None,
-    **unused: Any,
+    at: At, x: Tensor, weight: Tensor, scale: Tensor, offset: Tensor | None = None, bias: Tensor | None = None, **_: Any
 ) -> Tensor:
     """Computes y[i, j] = bias[j] + sum over k of x[i, k] (w[k, j] + offset) scale (aclnnWeightQuantBatchMatmulV2)."""
     i, j = at
-    total = (to_float64(x[i]) * scaled(weight.mT, (j,), antiquant_scale, antiquant_offset)).sum(dim=-1)
+    total = (to_float64(x[i]) * scaled(weight.mT, (j,), scale, offset)).sum(dim=-1)
     return total if bias is None else total + to_float64(bias[j])
 
 

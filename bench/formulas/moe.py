@@ -196,6 +196,22 @@ def grouped_matmul_swiglu_quant(
     return Rounded(activated / scale), scale
 
 
+@per_row("x", "topk_weight")
+def swiglu_group_quant(
+    x: Tensor, topk_weight: Tensor | None, group_index: None, dst_type: torch.dtype, *, quant_mode: int, group_size: int
+) -> tuple[Rounded, Tensor | Rounded]:
+    """Returns y = silu(first half of x) second half w, divided by scales, which are the largest of a group / 448.
+
+    MX (mode 2) rounds a scale up to a power of two. Source: ops-nn, activation/swiglu_group_quant.
+    """
+    y = gate_halves(x) if topk_weight is None else gate_halves(x) * topk_weight
+    groups = y.reshape(len(y), -1, group_size)
+    scale = groups.abs().amax(dim=-1, keepdim=True) / torch.finfo(dst_type).max
+    if quant_mode == 2:
+        scale = 2 ** (torch.frexp(scale).exponent - (torch.frexp(scale).mantissa == 0.5).long()).double()
+    return Rounded((groups / scale).flatten(1)), Rounded(scale.flatten(1)) if quant_mode == 2 else scale
+
+
 @per_row("x", "expert_idx", "probs", least=3, steps=2)
 def dispatch_ffn_combine(
     x: Tensor,

@@ -195,32 +195,25 @@ def cumulative_sum(x: Tensor, dim: int, *, dtype: torch.dtype) -> Tensor:
 def _hyper_connection(number: int, steps: int) -> Formula:
     @per_row("x", axes=lambda *_, **__: 2, least=3, steps=steps)
     def hc_pre(
-        x: Tensor,
-        hc_fn: Tensor,
-        hc_scale: Tensor,
-        hc_base: Tensor,
-        hc_mult: int,
-        hc_sinkhorn_iters: int,
-        norm_eps: float,
-        hc_eps: float,
+        x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor, n: int, iterations: int, norm_eps: float, eps: float
     ) -> Tensor:
-        n, rms = hc_mult, ((x * x).mean(dim=-1, keepdim=True) + norm_eps) ** 0.5
-        factors = torch.cat([hc_scale[i].expand(count) for i, count in enumerate((n, n, n * n))])
-        mixes = torch.stack([(x * row).sum(dim=-1) for row in hc_fn], dim=-1) / rms * factors + hc_base
+        rms = ((x * x).mean(dim=-1, keepdim=True) + norm_eps) ** 0.5
+        factors = torch.cat([scale[i].expand(count) for i, count in enumerate((n, n, n * n))])
+        mixes = torch.stack([(x * row).sum(dim=-1) for row in weight], dim=-1) / rms * factors + bias
         gates = 1 / (1 + (-mixes[:, : 2 * n]).exp())
         # The first step is that of a softmax over lines.
         lines = mixes[:, 2 * n :].reshape(-1, n, n).exp()
-        for step in range(hc_sinkhorn_iters):
-            lines = lines / (lines.sum(dim=-1, keepdim=True) + hc_eps * (step > 0)) + hc_eps * (step == 0)
-            lines = lines / (lines.sum(dim=-2, keepdim=True) + hc_eps)
-        y = ((gates[:, :n, None] + hc_eps) * x.reshape(-1, n, x.shape[-1] // n)).sum(dim=1)
+        for step in range(iterations):
+            lines = lines / (lines.sum(dim=-1, keepdim=True) + eps * (step > 0)) + eps * (step == 0)
+            lines = lines / (lines.sum(dim=-2, keepdim=True) + eps)
+        y = ((gates[:, :n, None] + eps) * x.reshape(-1, n, x.shape[-1] // n)).sum(dim=1)
         return (y, 2 * gates[:, n:], lines)[number]
 
     return hc_pre
 
 
 #: Returns y = sum over i of a_i x_i, weights of a layer's result, and a matrix whose lines and columns add up to 1.
-#: An NPU multiplies by `hc_fn` with 10 bits. Sources: Xie et al. 2025; vllm-ascend, csrc/moe/hc_pre and its test.
+#: An NPU multiplies by the weight with 10 bits. Sources: Xie et al. 2025; vllm-ascend, csrc/moe/hc_pre and its test.
 hc_pre = each(_hyper_connection(0, 1), _hyper_connection(1, 10), _hyper_connection(2, 10))
 
 

@@ -18,14 +18,14 @@ from opatlas.row.communication import BY_KERNEL_TYPE
 from opatlas.row.errors import Unsupported, WrongResult
 from opatlas.row.location import public_version
 from opatlas.run.devices.device import Device
-from opatlas.run.group import ALONE
 from opatlas.run.implementation import KernelSource, load_kernel
 from opatlas.run.implementation_catalog import find_implementations
 from opatlas.run.inputs.replay_row import ReplayRow
 from opatlas.run.kernel_call import KernelCall, OperatorMode, flat_tensors, is_free
-from opatlas.run.registry import replay_spec, replays_of_bench, select_arguments
-from opatlas.run.result_check import Checked, Formula, check
-from opatlas.theory.model_calls import ModelCall
+from opatlas.run.registry import replay_spec, replays_of_bench
+from opatlas.run.replay import RecordedCall, recorded_call
+from opatlas.run.result_check import Checked, check
+from opatlas.theory.model_step import ModelCall
 
 #: What the first arguments of a part's call read, and what its results are: names of values of a layer; "" for none.
 _LINKS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -99,24 +99,6 @@ def calls_of_layers(calls: Sequence[ModelCall], layers: str) -> Iterator[list[Mo
         of_kind = [call for call in chosen if kind_of_layer(call.part) in ("", kind or kind_of_layer(call.part))]
         for _ in range(int(count)):
             yield [call for each in of_kind for call in [each] * each.calls]
-
-
-class _Recorded:
-    """Stands for `replay`: keeps the call of a row in place of measuring it."""
-
-    def __call__(
-        self,
-        impl: Callable[..., Any],
-        *arguments: Any,
-        expected: Formula,
-        mutates: Sequence[int | str] = (),
-        overwrites: Sequence[int | str] = (),
-        output_slots: Sequence[int | None] | Mapping[int, int] | None = None,
-        **keywords: Any,
-    ) -> None:
-        self.impl, self.arguments, self.keywords = impl, list(arguments), keywords
-        self.expected, self.changed = expected, {"mutates": mutates, "overwrites": overwrites}
-        self.outputs = None if output_slots is None else len(output_slots)
 
 
 class _Values(dict[str, torch.Tensor]):
@@ -308,8 +290,8 @@ class BuiltLayers:
         spec = replay_spec(function)
         if function is None or spec is None:
             raise Unsupported(f"{call.part}: {call.kernel_type} has no replay")
-        recorded, row = _Recorded(), ReplayRow(call.kernel_type, call.cells, self._device.torch_device)
-        function(**select_arguments(function, row=row, replay=recorded, group=ALONE))
+        row = ReplayRow(call.kernel_type, call.cells, self._device.torch_device)
+        recorded = recorded_call(function, row)
         writes = self._link(call, recorded)
         own, placed = self._first_call(call.part, self._stack.get(call.kernel_type), spec.npu, recorded)
         if call.kernel_type.startswith(_PRODUCTS) and (weights := flat_tensors(recorded.arguments[1])):
@@ -360,7 +342,7 @@ class BuiltLayers:
                 self.calls.insert(self.calls.index(maker) + 1, StepCall("", maker.call, copy, is_compared=False))
                 maker.is_compared = False
 
-    def _link(self, call: ModelCall, recorded: _Recorded) -> Sequence[str]:
+    def _link(self, call: ModelCall, recorded: RecordedCall) -> Sequence[str]:
         """Lets a call read what others of the layer wrote; returns the names of its results."""
         keywords, values = recorded.keywords, self._values
         part = _OF_TYPES.get(call.kernel_type, call.part.removesuffix("_quant"))
@@ -395,7 +377,7 @@ class BuiltLayers:
         return writes
 
     def _first_call(
-        self, part: str, source: KernelSource | None, npu: str | None, recorded: _Recorded
+        self, part: str, source: KernelSource | None, npu: str | None, recorded: RecordedCall
     ) -> tuple[KernelCall, _Placed]:
         """Calls the kernel of an implementation, or the default one if it refuses the row."""
         impl, name = recorded.impl, source.implementation if source else f"torch {public_version(torch.__version__)}"

@@ -143,6 +143,10 @@ def _parts(model: ModelFacts, tp: int, lm_head: bool | None) -> Iterator[tuple[s
         if indexer is not None:
             yield "sparse", (heads, lora, rope, indexer.index_topk)
             yield "indexer", (indexer.index_n_heads, indexer.index_head_dim, indexer.index_topk)
+    if (delta := model.delta) is not None:
+        of_keys, of_values = delta.linear_num_key_heads // tp, delta.linear_num_value_heads // tp
+        widths = (delta.linear_key_head_dim, delta.linear_value_head_dim)
+        yield "delta", (of_keys, of_values // of_keys, *widths, delta.linear_conv_kernel_dim)
     yield "vocab", (model.vocab,)
     yield "embedding", (-(-model.vocab // tp), model.hidden)
 
@@ -164,6 +168,7 @@ SOURCES: Mapping[str, tuple[str, ...]] = {
     "angles": ("d",),
     "sparse": ("q", "lora", "rope", "top"),
     "indexer": ("q", "d", "top"),
+    "delta": ("q", "r", "d", "dv", "taps"),
     "vocab": ("vocab",),
     "embedding": ("vocab", "h"),
     "router": ("e", "top", "h"),

@@ -338,22 +338,19 @@ def test_differences_from_the_model_are_reported(tmp_path: Path, capsys: pytest.
     assert main(planned) == 2
 
 
-def test_parts_that_no_row_has_are_missing_and_in_no_plan(tmp_path: Path) -> None:
+def test_parts_that_no_row_has_are_missing(tmp_path: Path) -> None:
     place = database(tmp_path / "db")
     sizes = {"hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 1024}
     content = {"model_type": "qwen3_5", "num_hidden_layers": 8, "intermediate_size": 512, **sizes}
     (tmp_path / "config.json").write_text(json.dumps(content))
     found = opatlas.open(place).model(str(tmp_path), batch=4, context=512)
-    missing = {part.part: part.calls for part in found.missing}
-    assert {part: missing[part] for part in ("convolution", "delta_rule", "attention_gate")} == {
-        "convolution": 6,
-        "delta_rule": 6,
-        "attention_gate": 2,
+    missing = {part.kernel_type: part.calls for part in found.missing}
+    of_delta_nets = ("CausalConv1d", "RecurrentGatedDeltaRule", "fused_gdn_gating_kernel")
+    assert {name: missing[name] for name in (*of_delta_nets, "Sigmoid")} == {
+        **dict.fromkeys(of_delta_nets, 6),
+        "Sigmoid": 2,
     }
     assert found.layers == 8
-    rows = opatlas.open(place).next_rows(1000, [opatlas.Step(str(tmp_path), batch=4, context=512)]).rows
-    assert rows
-    assert not {row.kernel_type for row in rows} & {"GatedDeltaRule", "CausalConvolution", "SigmoidMul"}
 
 
 def test_rows_with_the_dtypes_of_a_call_answer_before_the_first_of_the_stack(tmp_path: Path) -> None:

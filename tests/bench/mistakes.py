@@ -203,6 +203,33 @@ MISTAKES: list[tuple[str, str, Callable[..., Any]]] = [
         "weights add up to 1",
         lambda x, _, k: scaled_first(impl.moe_gating_top_k_softmax(x, _, k)),
     ),
+    ("SwigluGroupQuant", "not weighed", lambda x, w, *a, **o: impl.swiglu_group_quant(x, None, *a, **o)),
+    ("SwigluGroupQuant", "halves exchanged", lambda x, *a, **o: impl.swiglu_group_quant(x.roll(256, -1), *a, **o)),
+    (
+        "SwigluGroupQuant",
+        "other groups",
+        lambda x, w, i, dtype, **o: (
+            y := impl.swiglu_group_quant(x, w, i, dtype, **o | {"group_size": 64}),
+            (y[0], y[1][:, ::2].contiguous(), y[2]),
+        )[1],
+    ),
+    ("HistogramV2", "of the rest", lambda x, *a: x.numel() - impl.histc(x, *a)),
+    ("HistogramV2", "next expert", lambda *a: impl.histc(*a).roll(1)),
+    ("HistogramV2", "of twice the range", lambda x, bins, least, last: impl.histc(x, bins, least, last * 2)),
+    ("LinearIndex", "first axis", lambda x, axis, i, updates: x.scatter_(0, i, updates)),
+    ("LinearIndex", "next index", lambda x, axis, i, updates: x.scatter_(axis, (i + 1) % x.shape[axis], updates)),
+    ("LinearIndex", "gathered", lambda x, axis, i, updates: x.copy_(updates.gather(axis, i))),
+    ("ResizeBilinearV2", "nearest", lambda x, size, mode: torch.nn.functional.interpolate(x, size)),
+    (
+        "ResizeBilinearV2",
+        "corners aligned",
+        lambda x, size, mode: torch.nn.functional.interpolate(x, size, mode=mode, align_corners=True),
+    ),
+    (
+        "ResizeBilinearV2",
+        "areas",
+        lambda x, size, mode: torch.nn.functional.interpolate(x, size, mode="area"),
+    ),
     ("MoeGatingTopKSoftmax", "smallest", lambda x, _, k: impl.moe_gating_top_k_softmax(-x, _, k)),
     (
         "MoeGatingTopKSoftmax",
@@ -268,6 +295,53 @@ MISTAKES: list[tuple[str, str, Callable[..., Any]]] = [
         "RecurrentGatedDeltaRule",
         "the whole value counts",
         lambda *a, beta, **o: impl.recurrent_gated_delta_rule(*a, beta=beta * 0 + 1, **o),
+    ),
+    ("ChunkGatedDeltaRule", "no decay", lambda *a, g, **o: impl.chunk_gated_delta_rule(*a, g=g * 0, **o)),
+    (
+        "ChunkGatedDeltaRule",
+        "no state before",
+        lambda *a, initial_state, **o: impl.chunk_gated_delta_rule(*a, initial_state=initial_state * 0, **o),
+    ),
+    (
+        "ChunkGatedDeltaRule",
+        "the whole value counts",
+        lambda *a, beta, **o: impl.chunk_gated_delta_rule(*a, beta=beta * 0 + 1, **o),
+    ),
+    ("CausalConv1d", "no tokens before", lambda o, x, w, s, *a: impl.causal_conv1d(o, x, w, s * 0, *a)),
+    ("CausalConv1d", "taps from the last", lambda o, x, w, *a: impl.causal_conv1d(o, x, w.flip(0), *a)),
+    (
+        "CausalConv1d",
+        "the other sequences have states",
+        lambda *a: impl.causal_conv1d(*a[:7], None if a[7] is None else 1 - a[7], *a[8:]),
+    ),
+    (
+        "_layer_norm_fwd_1pass_kernel_npu",
+        "gate before the norm",
+        lambda x, w, z, eps: impl.rms_norm(x * torch.nn.functional.silu(z), w, epsilon=eps)[0],
+    ),
+    ("_layer_norm_fwd_1pass_kernel_npu", "no gate", lambda x, w, z, eps: impl.rms_norm(x, w, epsilon=eps)[0]),
+    (
+        "_layer_norm_fwd_1pass_kernel_npu",
+        "sigmoid",
+        lambda x, w, z, eps: impl.rms_norm(x, w, epsilon=eps)[0] * torch.sigmoid(z),
+    ),
+    ("fused_gdn_gating_kernel", "no bias", lambda a_log, a, b, bias: impl.gdn_gating(a_log, a, b, bias * 0)),
+    ("fused_gdn_gating_kernel", "exchanged", lambda a_log, a, b, bias: impl.gdn_gating(a_log, b, a, bias)),
+    ("fused_gdn_gating_kernel", "A itself", lambda a_log, *a: impl.gdn_gating(a_log.exp(), *a)),
+    (
+        "_selective_scan_update_kernel",
+        "no bias",
+        lambda *a, **o: impl.selective_state_update(*a[:6], a[6] * 0, *a[7:], **o),
+    ),
+    (
+        "_selective_scan_update_kernel",
+        "B and C exchanged",
+        lambda *a, **o: impl.selective_state_update(*a[:3], a[4], a[3], *a[5:], **o),
+    ),
+    (
+        "_selective_scan_update_kernel",
+        "states not written",
+        lambda *a, state: impl.selective_state_update(*a, state=state.clone()),
     ),
     # Attention over sequences of one length.
     (

@@ -19,8 +19,8 @@ from opatlas.plugins.settings import scope_of
 from opatlas.errors import OpAtlasError
 from opatlas.options import Scope, add_all
 from opatlas.row.communication import ALL_REDUCE, ALL_TO_ALL, BY_NAME
-from opatlas.run.collectives import plan as options
-from opatlas.run.collectives.plan import Grid, ImpossibleGroup, default_grid, message_group
+from opatlas.run import collective_plan as options
+from opatlas.run.collective_plan import Grid, ImpossibleGroup, default_grid, message_group
 from opatlas.run.devices.device import DeviceSpec
 from opatlas.run.group import NODE_OPTIONS, GroupSpec
 from opatlas.run.group_pool import GroupNodes

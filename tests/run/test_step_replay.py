@@ -134,7 +134,7 @@ def replay_of(tmp_path, monkeypatch):
     def make(layers, launch="eager", instrument=None, config=CONFIG, settings=",batch=3,context=40"):
         (tmp_path / "config.json").write_text(json.dumps(config))
         cells = {STEP: f"{tmp_path}{settings}", STEP_LAYERS: layers, STEP_LAUNCH: launch}
-        job = Job("bench.test_steps", "", "test_step", "Step", cells, 60)
+        job = Job("bench.test_listed", "", "test_step", "Step", cells, 60)
         return step_replay.StepReplay(job, device, instrument or device.instrument(), SETTINGS)
 
     return make
@@ -274,7 +274,7 @@ def test_a_step_is_a_row_of_steps_beside_the_kernels(sessions: Sessions):
     (sessions.folder / "tiny").mkdir()
     (sessions.folder / "tiny" / "config.json").write_text(json.dumps(CONFIG))
     step = ("--step", "tiny,batch=2,context=16,layers=1")
-    done = sessions.run(str(ROOT / "bench" / "test_steps.py"), *step, "-v", measure=("--repeat-count=1",))
+    done = sessions.run(str(ROOT / "bench" / "test_listed.py"), *step, "-v", measure=("--repeat-count=1",))
     assert done.code == 0, done.output
     assert "Step-tiny-batch2-context16-" in done.output
     (row,) = sessions.read("steps/Step")

@@ -14,7 +14,8 @@ from opatlas.shapes.models import (
 from tests_of_shapes import CONFIGS
 
 from opatlas.errors import UsageError
-from opatlas.theory.model_calls import ModelCall, model_calls, step_dtype
+from opatlas.theory.model_calls import model_calls
+from opatlas.theory.model_step import ModelCall, step_dtype
 from opatlas.theory.models import TP_SIZES, ModelFacts, TargetError
 from opatlas.theory.sources import resolve_model, resolve_targets
 

@@ -129,26 +129,18 @@ def swiglu(x: Tensor, dim: int) -> Tensor:
 
 
 def hc_pre(
-    x: Tensor,
-    hc_fn: Tensor,
-    hc_scale: Tensor,
-    hc_base: Tensor,
-    hc_mult: int,
-    hc_sinkhorn_iters: int,
-    norm_eps: float,
-    hc_eps: float,
+    x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor, n: int, iterations: int, norm_eps: float, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the input (..., D) of a layer from streams (..., n, D), and the weights of `hc_post` in float32."""
-    wide, n = x.float(), hc_mult
-    mixes = functional.linear(wide.flatten(-2), hc_fn) * _reciprocal_rms(wide.flatten(-2), norm_eps)
-    own = zip(mixes.split([n, n, n * n], -1), hc_base.split([n, n, n * n]), hc_scale, strict=True)
-    pre, post, comb = (torch.addcmul(base, mix, scale) for mix, base, scale in own)
-    comb = comb.unflatten(-1, (n, n)).softmax(-1).add_(hc_eps)
-    comb = comb / comb.sum(-2, keepdim=True).add_(hc_eps)
-    for _ in range(hc_sinkhorn_iters - 1):
-        comb = comb / comb.sum(-1, keepdim=True).add_(hc_eps)
-        comb = comb / comb.sum(-2, keepdim=True).add_(hc_eps)
-    y = torch.linalg.vecdot(wide, (pre.sigmoid() + hc_eps).unsqueeze(-1), dim=-2)
+    wide = x.float()
+    mixes = functional.linear(wide.flatten(-2), weight) * _reciprocal_rms(wide.flatten(-2), norm_eps)
+    own = zip(mixes.split([n, n, n * n], -1), bias.split([n, n, n * n]), scale, strict=True)
+    pre, post, comb = (torch.addcmul(base, mix, factor) for mix, base, factor in own)
+    comb = comb.unflatten(-1, (n, n)).softmax(-1).add_(eps)
+    for step in range(iterations):
+        comb = comb / comb.sum(-1, keepdim=True).add_(eps) if step else comb
+        comb = comb / comb.sum(-2, keepdim=True).add_(eps)
+    y = torch.linalg.vecdot(wide, (pre.sigmoid() + eps).unsqueeze(-1), dim=-2)
     return y.to(x.dtype), 2 * post.sigmoid(), comb
 
 

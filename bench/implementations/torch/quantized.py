@@ -67,17 +67,10 @@ def scale_data(data: Tensor, scale: Tensor, offset: Tensor | None = None) -> Ten
 
 
 def weight_quant_batchmatmul(
-    x: Tensor,
-    weight: Tensor,
-    antiquant_scale: Tensor,
-    antiquant_offset: Tensor | None = None,
-    *,
-    bias: Tensor | None = None,
-    **of_npu: object,
+    x: Tensor, weight: Tensor, scale: Tensor, offset: Tensor | None = None, bias: Tensor | None = None, **of_npu: object
 ) -> Tensor:
     """Maps x (M, K) and a weight (K, N) of `scale_data` to (M, N): torch scales the weight, then multiplies."""
-    matrix = scale_data(weight, antiquant_scale, antiquant_offset).to(x.dtype)
-    return linear(x, matrix.mT, None if bias is None else bias.to(x.dtype))
+    return linear(x, scale_data(weight, scale, offset).to(x.dtype).mT, None if bias is None else bias.to(x.dtype))
 
 
 def integer_matmul(a: Tensor, b: Tensor) -> Tensor:

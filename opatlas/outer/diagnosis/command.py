@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -175,12 +175,7 @@ def comparison_result(old: Diagnosis, new: Diagnosis, row: int | None) -> Result
     problems = [*old.table.problems, *new.table.problems]
     parts: list[Part]
     if row is not None:
-        one = show.chosen(kernels, row)
-        told = {name: one[name] for name in ("shapes", "old_verdict", "new_verdict")}
-        values = {"Duration(us)": (one["old_us"], one["new_us"]), **one["counters"]}
-        rows = [(name, was, now, now / was if was else None) for name, (was, now) in values.items()]
-        table = Table(("counter", "old", "new", Column("new / old", ratio)), rows)
-        parts = [Fields(told, title=f"{one['rank']} {one['kernel_type']}"), table]
+        parts = [*_changed_parts(show.chosen(kernels, row))]
     else:
         facts = {
             "old": str(old.table.place),
@@ -197,6 +192,14 @@ def comparison_result(old: Diagnosis, new: Diagnosis, row: int | None) -> Result
         parts = [Fields(facts), Table(columns, shown, "largest changes")]
         parts.append(Table(("#", "counter", "old", "new"), ratios, "counters that changed"))
     return Result(parts, content, problems)
+
+
+def _changed_parts(kernel: Mapping[str, Any]) -> Iterator[Part]:
+    told = {name: kernel[name] for name in ("shapes", "old_verdict", "new_verdict")}
+    yield Fields(told, title=f"{kernel['rank']} {kernel['kernel_type']}")
+    values = {"Duration(us)": (kernel["old_us"], kernel["new_us"]), **kernel["counters"]}
+    rows = [(name, was, now, now / was if was else None) for name, (was, now) in values.items()]
+    yield Table(("counter", "old", "new", Column("new / old", ratio)), rows)
 
 
 def _by_kernel(diagnosis: Diagnosis, keys: list[str], counters: list[str]) -> pd.DataFrame:

@@ -365,16 +365,13 @@ def improve(
                 problems.append(f"{model}: {error}")
             for attempt in loop.attempts:
                 judged = attempt.judgement
-                own = asdict(judged) | {"model": model, "attempt": attempt.number, "candidate": attempt.candidate}
-                of_us, speed_up, reached = judged.duration_us, None, None
-                if of_us and judged.baseline_us:
-                    # Baselines are timed in turn with each candidate.
-                    speed_up = judged.baseline_us / of_us
-                    reached = share * speed_up
+                # Baselines are timed in turn with each candidate.
+                reached = share * judged.speed_up if judged.speed_up else None
+                times = judged.baseline_us, judged.duration_us, judged.speed_up, reached
                 result = "faster" if judged.passed else judged.name
-                times = judged.baseline_us, of_us, speed_up, reached
                 rows.append((model, attempt.number, result, *times, attempt.candidate or None))
-                told.append(own | {"speed_up": speed_up})
+                own = {"model": model, "attempt": attempt.number, "candidate": attempt.candidate}
+                told.append({**asdict(judged), **own, "speed_up": judged.speed_up})
             if loop.attempts and loop.attempts[-1].passed and loop.last_candidate is not None:
                 write_text(
                     _kernels_folder(output, kernel_type) / f"{model_folder(model)}.py",

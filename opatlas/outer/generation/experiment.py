@@ -124,9 +124,6 @@ def _outcome(model: str, task: TaskName, loop: Loop, complexity: str) -> dict[st
     final = final_attempt(loop)
     judged = final.judgement
     levels = [level for each in loop if (level := each.judgement.level) is not None]
-    speed_up = None
-    if judged.passed and judged.duration_us and judged.baseline_us:
-        speed_up = judged.baseline_us / judged.duration_us
     return {
         "model": model,
         **task._asdict(),
@@ -135,7 +132,7 @@ def _outcome(model: str, task: TaskName, loop: Loop, complexity: str) -> dict[st
         "passed_first": judged.passed and final.number == 0,
         "fixes": len(loop) - 1,
         "level": max(levels, key=_LEVELS.index, default=None),
-        "speed_up": speed_up,
+        "speed_up": judged.speed_up if judged.passed else None,
         **{name: getattr(judged, name) for name in ("error_class", "sub_class", "within_1e3", "duration_us")},
         "kernel_share": judged.kernel_share,
         **{name: fsum(getattr(each, name) for each in loop) for name in ("cost_usd", "generation_s", "run_s")},

@@ -31,6 +31,7 @@ from opatlas.run.devices.device import Device
 from opatlas.run.group import Group
 from opatlas.run.instruments.instrument import Instrument, MeasureSettings
 from opatlas.run.job import Job
+from opatlas.run.registry import ReplaySpec
 from opatlas.text import exception_line
 
 _NAME = "opatlas_task"
@@ -268,8 +269,10 @@ def _number(job: Job) -> int:
     return int(job.cells.get(TASK_INPUTS, "0") or 0)
 
 
-def bind(job: Job, device: Device, instrument: Instrument, settings: MeasureSettings, group: Group) -> Any:
-    """Returns `row` and `replay` of a task. Raises MissingPrecondition if the session does not name the task."""
+def bind_task(
+    job: Job, spec: ReplaySpec, device: Device, instrument: Instrument, settings: MeasureSettings, group: Group
+) -> tuple[_Row, TaskReplay]:
+    """Makes `row` and `replay` of a task. Raises MissingPrecondition if the session does not name the task."""
     if not isinstance(job.subject, Task):
         raise MissingPrecondition("a row of a task runs with --tasks, which names the task's file or folder")
     row = _Row(job.subject, _number(job))

@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from opatlas.errors import OpAtlasError
 from opatlas.options import ListAction, Scope, at_least, between, declare, items_of, one_of
@@ -23,15 +23,8 @@ from opatlas.row.versions import Versions, kind_of
 from opatlas.run.devices.device import DeviceSpec, kind_named
 from opatlas.run.group import GroupSpec, communication_variables, group_on_nodes, node_options_problem
 from opatlas.run.group_pool import RANKS_PER_CORE, GroupNodes
-from opatlas.run.job import Job
-from opatlas.run.registry import Function, ReplaySpec, replays
+from opatlas.run.registry import Function, replays
 from opatlas.text import suggest
-
-if TYPE_CHECKING:
-    from opatlas.run.collectives.message import Message, TimedCollective
-    from opatlas.run.devices.device import Device
-    from opatlas.run.group import Group
-    from opatlas.run.instruments.instrument import Instrument, MeasureSettings
 
 
 class ImpossibleGroup(ValueError):
@@ -165,7 +158,8 @@ def default_grid(devices: Sequence[DeviceSpec], per_node: int, nnodes: int) -> D
 
 def collective(measured: Collective) -> Callable[[Function], Function]:
     """Marks a function as the replay of a collective: `row` is a Message, `replay` a TimedCollective."""
-    return replays(measured.kernel_type, npu=None, group=message_group, binding=_bind_message)
+    binding = "opatlas.run.message:bind_message"
+    return replays(measured.kernel_type, npu=None, group=message_group, binding=binding)
 
 
 def message_group(cells: Mapping[str, str], options: Any) -> GroupSpec:
@@ -173,16 +167,6 @@ def message_group(cells: Mapping[str, str], options: Any) -> GroupSpec:
     size = int(cells[NUM_DEVICES])
     members = Grid(tuple(options.grid_shape)).group(size, int(cells[TOPOLOGY_TIER]))
     return group_on_nodes(options, size, members=members)
-
-
-def _bind_message(
-    job: Job, spec: ReplaySpec, device: Device, instrument: Instrument, settings: MeasureSettings, group: Group
-) -> tuple[Message, TimedCollective]:
-    """Makes `row` and `replay` of a message. Raises InvalidRow."""
-    from opatlas.run.collectives.message import Message, TimedCollective
-
-    row = Message(job.kernel_type, job.cells, device.torch_device, group.rank, group.size)
-    return row, TimedCollective(row, device, instrument, settings, group)
 
 
 MODULE = "test_collectives.py"
