@@ -96,9 +96,8 @@ def flash_attention_grad(
 ) -> tuple[Part, ...]:
     """Computes the gradients of queries, keys and values.
 
-    With P_ij = e^(s_ij - max_i) / sum_i and dS_ij = P_ij (dy_i . v_j - dy_i . o_i):
-    dq_i = scale sum_j dS_ij k_j, dk_j = scale sum_i dS_ij q_i, dv_j = sum_i P_ij dy_i, the last two
-    over all heads that share the key.
+    With P_ij = e^(s_ij - max_i) / sum_i and dS_ij = P_ij (dy_i . v_j - dy_i . o_i): dq_i = scale sum_j dS_ij k_j,
+    dk_j = scale sum_i dS_ij q_i, dv_j = sum_i P_ij dy_i, the last two over all heads that share the key.
     """
     (batches, heads, queries, width), (kv_heads, keys) = _sizes(query, key, head_num, input_layout)
     q, k, v, grad, out = (_by_heads(x, input_layout, width) for x in (query, key, value, dy, attention_in))
@@ -125,8 +124,7 @@ def flash_attention_grad(
     for row in draw(batches * kv_heads * keys, elements=width, terms=queries * group * 3 * width):
         b, h, j = _coordinates(row, kv_heads, keys)
         seeing = slice(j if causal else 0, queries)
-        of_key = torch.zeros(width, dtype=torch.float64, device=query.device)
-        of_value = torch.zeros_like(of_key)
+        of_key, of_value = torch.zeros(2, width, dtype=torch.float64, device=query.device)
         for n in range(h * group, (h + 1) * group):
             shares, slopes = shares_and_slopes(b, n, seeing, slice(j, j + 1))
             of_key += (slopes * q[b, n, seeing].double()).sum(dim=0) * scale_value

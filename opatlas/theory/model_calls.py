@@ -289,7 +289,8 @@ class _ModelStep:
         if replicas > 1:
             yield self.collective("tokens_all_gather", ALL_GATHER, replicas, tokens * hidden, layers)
         yield from self.products("router", tokens=own)
-        yield self.call("gating", "MoeGatingTopK", "moe_gating", layers, **router)
+        gating = "moe_gating_plain" if experts.by_softmax else "moe_gating"
+        yield self.call("gating", "MoeGatingTopK", gating, layers, **router)
         yield self.call("permute", "MoeTokenPermute", "moe_permute", layers, **router)
         if travels:
             yield self.collective("dispatch", ALL_TO_ALL, ep, own * experts.top_k * hidden, layers)
