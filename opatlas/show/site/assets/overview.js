@@ -17,7 +17,7 @@
   /** Returns the three numbers: durations, their exactness, and how near the hardware the kernels are, or how many are quiet. */
   function tiles({ timed, rows, interval, roofline, quiet }, types) {
     return h("div", { class: "tiles" },
-      tile(number(timed), t("durations"), `${t("of")} ${number(rows)} ${t("rows of")} ${number(types)} ${t("kernel types")}`),
+      tile(number(timed), t("durations"), `${t("of")} ${number(rows)} ${t("rows of")} ${number(types)}${opatlas.language === "zh" ? "" : " kernel types"}`),
       interval === null ? null : tile(`± ${interval.toPrecision(2)} %`, t("median 90 % interval"), t("also on another device of this type")),
       roofline !== null ? tile(`${roofline.toFixed(0)} %`, t("of the roof, in the median"), t("of the peak rate, or of the bandwidth"))
         : quiet === null ? null : tile(percent(quiet), t("quiet samples"), ""));
@@ -26,7 +26,7 @@
   function stepSection(overview, types) {
     if (!overview.step) return null;
     const { model, batch, context, tp, ep } = overview.step, answers = new opatlas.Columns(overview.step.answers);
-    const title = `${model.split("/").pop()}: ${number(batch)} ${t("sequences")}, ${number(context)} ${t("tokens each")}` + (tp > 1 ? `, tp ${tp}` : "") + (ep > 1 ? `, ep ${ep}` : "");
+    const title = `${model.split("/").pop()}: ${number(batch)} ${t("sequences of")} ${number(context)} ${t("tokens each")}` + (tp > 1 ? `, tp ${tp}` : "") + (ep > 1 ? `, ep ${ep}` : "");
     return h("section", {}, h("h2", {}, t("where the time of a step goes")), h("p", {}, h("a", { href: "#/models" }, title), h("span", { class: "faint" }, ` · ${t("decode")}, ${overview.step.dtype}`)),
       ...opatlas.stepTotal(answers, overview.step.point), opatlas.timeline(answers, overview.step.point, types), opatlas.timelineLegend());
   }
