@@ -210,7 +210,8 @@ def test_implementations_and_databases_are_side_by_side(visit: Callable[..., Vis
 def test_collectives_and_models(visit: Callable[..., Visit]) -> None:
     visited = visit()
     page = visited.show("#/collectives")
-    page.wait_for_selector(".plot[data-drawn='10']")
+    # The bandwidth and the duration of ten messages.
+    page.wait_for_function("() => document.querySelectorAll('.plot[data-drawn=\"10\"]').length === 2")
     page = visited.show("#/models")
     # Only products have rows: their blocks are there, a total is not.
     page.wait_for_selector(".timeline")

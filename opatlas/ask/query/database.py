@@ -273,10 +273,10 @@ class OpenDatabase:
         from opatlas.theory.sources import resolve_model
 
         facts, asked = resolve_model(model), Step(model, **step)
+        layouts = [step_calls(facts, asked, nz_weights=nz) for nz in (False, True)]
         memory = step_memory(facts, asked, self.answers.device_fact("memory_bytes"))
         if 0 < memory.device < memory.needed and not any_memory:
             raise UsageError(f"{asked}: does not fit the device: {memory}")
-        layouts = [step_calls(facts, asked, nz_weights=nz) for nz in (False, True)]
         names = [implementation] if isinstance(implementation, str) else implementation
         everything = FASTEST in names
         stack = (FASTEST,) if everything else tuple(self._chosen(names)) if names else default_stack(self.answers)

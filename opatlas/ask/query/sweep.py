@@ -62,8 +62,6 @@ def step_costs(
             found.append((step, opened.model(**settings, implementation=implementation, tell=tell), ""))
         except UsageError as error:
             found.append((step, None, str(error).removeprefix(f"{step}: ")))
-    if len(found) == 1 and found[0][1] is None:
-        raise UsageError(found[0][2])
     return found
 
 
@@ -114,11 +112,18 @@ def _middling_step(opened: OpenDatabase, facts: ModelFacts) -> Step | None:
     """Returns a decode step on as few devices as hold it; None if no number of devices does."""
     for tp, ep in _divisions(facts.name):
         step = Step(facts.name, _BATCH, _CONTEXT, tp, ep)
-        with suppress(UsageError):
-            memory = step_memory(facts, step, opened.answers.device_fact("memory_bytes"))
-            if memory.needed <= memory.device or not memory.device:
-                return step
+        if not _too_large(opened, step):
+            return step
     return None
+
+
+def _too_large(opened: OpenDatabase, step: Step) -> str:
+    """Returns why a step does not fit the device; "" if it does, or if devices do not divide the model so."""
+    with suppress(UsageError):
+        memory = step_memory(resolve_model(step.model), step, opened.answers.device_fact("memory_bytes"))
+        if 0 < memory.device < memory.needed:
+            return f"does not fit the device: {memory}"
+    return ""
 
 
 def _stored_share(opened: OpenDatabase, step: Step) -> float:
@@ -153,15 +158,18 @@ def step_grid(opened: OpenDatabase, first: ModelCost, tell: Callable[[str], obje
     if len(names) > 1:
         stacks |= {names[0]: (names[0],), FASTEST: (FASTEST,)}
     divisions = _divisions(first.step.model)
+    steps = [
+        Step(first.step.model, batch, context, tp, ep)
+        for tp, ep in divisions
+        for context in CONTEXTS
+        for batch in BATCHES
+    ]
+    # Its calls need not be made to tell this.
+    too_large = {step: _too_large(opened, step) for step in steps}
     found: list[SweptStep] = []
     for stack in stacks.values():
-        steps = [
-            Step(first.step.model, batch, context, tp, ep)
-            for tp, ep in divisions
-            for context in CONTEXTS
-            for batch in BATCHES
-        ]
-        found += step_costs(opened, steps, stack, tell)
+        costs = iter(step_costs(opened, [step for step in steps if not too_large[step]], stack, tell))
+        found += [(step, None, too_large[step]) if too_large[step] else next(costs) for step in steps]
     return StepGrid(first, divisions, stacks, found)
 
 

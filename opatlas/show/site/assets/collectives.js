@@ -1,28 +1,25 @@
 "use strict";
-/* The page of collectives: bus bandwidth over the bytes of messages. */
+/* The page of collectives: bus bandwidth, and the time of small messages, over the bytes of messages. */
 (() => {
   const { element: h, number, t } = opatlas;
-  const { titleOf, typeLink, rowLink, smallTable, facts } = opatlas.parts;
+  const { titleOf, typeLink, rowLink, smallTable } = opatlas.parts;
 
   async function collectivesPage(overview) {
     const types = overview.types.filter((each) => each.collective);
     const found = await Promise.all(types.map(async (each) => [each, new opatlas.Columns(await opatlas.load(each.file))]));
     const panels = found.map(([type, columns]) => {
-      const place = h("div"), lines = (row) => `${columns.get("dtype", row)}, ${columns.get("num_devices", row)}`;
-      const words = [...new Set(Array.from({ length: columns.length }, (_, row) => lines(row)))];
-      const colours = opatlas.colours(words);
-      const scatter = new opatlas.Scatter({ place, xTitle: titleOf("message_bytes"), yTitle: titleOf("bus_gbps"), describe: `${type.name}: ${t("bus bandwidth")}`,
-        open: (row) => { location.hash = rowLink(type.name, columns.get("id", row)); },
-        tips: [[t("row"), (row) => columns.get("id", row)], [titleOf("duration_us"), (row) => number(columns.get("duration_us", row))]] });
-      setTimeout(() => scatter.draw(Array.from({ length: columns.length }, (_, row) => ({ x: columns.get("message_bytes", row),
-        y: columns.get("bus_gbps", row), colour: colours.get(lines(row)), row }))), 0);
+      const place = h("div"), rates = h("div"), rows = Array.from({ length: columns.length }, (_, row) => row);
+      const curves = (what) => opatlas.curvesOf(columns, rows, what), named = curves("duration_us");
+      const draw = (into, what) => opatlas.curves({ place: into, curves: curves(what), xTitle: titleOf("message_bytes"), yTitle: titleOf(what), height: 300, tips: opatlas.rowTips(columns),
+        describe: `${type.name}: ${titleOf(what)}`, open: (row) => { location.hash = rowLink(type.name, columns.get("id", row)); } });
+      setTimeout(() => { draw(place, "bus_gbps"); draw(rates, "duration_us"); }, 0);
       return h("section", {}, h("h2", {}, h("a", { href: typeLink(type.name) }, type.name)),
-        opatlas.legend(new Map([...colours].map(([word, colour]) => [`${word} ${t("devices")}`, colour]))) || "", place);
+        h("ul", { class: "legend" }, ...named.map((curve) => h("li", {}, h("span", { class: "swatch", style: `background:${curve.colour}` }), curve.name))), h("div", { class: "split" }, place, rates));
     });
     const titles = [{ title: "kernel type" }, { title: "rows", number: true }, { title: "with a duration", number: true }, { title: "dtypes" }];
     return [h("h1", {}, t("collectives")),
       smallTable(titles, types.map((each) => [h("a", { href: typeLink(each.name) }, each.name), number(each.rows), number(each.timed), each.dtypes.join(", ")])),
-      h("div", { class: "split" }, ...panels)];
+      ...panels];
   }
 
   opatlas.pages.collectives = collectivesPage;
