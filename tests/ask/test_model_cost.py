@@ -172,6 +172,10 @@ def test_random_routing_asks_for_rows_with_that_load_then_for_equal_ones(tmp_pat
     assert [load for _, load in parts("other sizes", *equal, *others)] == ["random", "random"]
     assert "other loads" in notes[-1]
     assert [load for _, load in parts("both", *equal, *loaded, routing="equal")] == ["", ""]
+    # Equal rows that the implementation refuses do not replace what those of other sizes tell.
+    sizes = [{**row, "Expert Load": ""} for row in others]
+    refused = [{**row, "Average Duration(us)": "", "Status": "unsupported"} for row in equal]
+    assert [us is not None and load for us, load in parts("refused", *refused, *sizes)] == ["random", "random"]
 
 
 def test_a_part_has_the_note_of_its_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -297,7 +301,7 @@ def test_served_times_are_compared_and_points_left_out_are_listed(
     assert all(word in why for word, why in zip(("H100", "mxfp4", "x/y", "tp 3"), words, strict=True))
     assert ["cache" in each["why"] for each in dropped] == [True]
     # Of `q` the engine is fitted on the other model alone, whatever the labels.
-    assert points[0]["fitted_us"] == points[2]["added_us"]
+    assert (points[0]["fitted_us"], points[0]["fitted_points"]) == (points[2]["added_us"], 1)
     after = us + points[2]["added_us"] * resolve_model(MODEL).layers
     assert points[0]["fitted_error"] == pytest.approx(after / (us / 1.5) - 1)
     assert main(["model", "r", str(place), "--against", str(served)]) == 1

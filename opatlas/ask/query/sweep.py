@@ -120,6 +120,7 @@ class ComparedPoint:
     point: ServedPoint
     cost: ModelCost
     fitted_us: float | None = None
+    fitted_points: int = 0
 
     @property
     def kind(self) -> tuple[str, bool]:
@@ -164,7 +165,8 @@ class ComparedPoint:
         """What JSON has of the comparison beside the point."""
         told = {"us": self.told.us, "interval_us": self.told.interval_us, "error": self.error, "covered": self.covered}
         of_cost = {"missing_calls_share": self.cost.missing_calls_share, "differs": self.cost.differs}
-        fitted = {"fitted_us": self.fitted_us, "fitted_error": self.fitted_error}
+        names = ("fitted_us", "fitted_points", "fitted_error")
+        fitted = {name: getattr(self, name) for name in names}
         return {**told, "added_us": self.added_us, **fitted, **of_cost}
 
 
@@ -233,7 +235,7 @@ def served_costs(
     known, fitted = [(each.kind, each.model, each.added_us) for each in found.points], []
     for each, (kind, own, _) in zip(found.points, known, strict=True):
         alike = [added_us for of_kind, other, added_us in known if of_kind == kind and other != own]
-        fitted.append(replace(each, fitted_us=median(alike) if alike else None))
+        fitted.append(replace(each, fitted_us=median(alike) if alike else None, fitted_points=len(alike)))
     return found._replace(points=fitted)
 
 
