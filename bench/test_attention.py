@@ -7,19 +7,7 @@ from itertools import accumulate
 
 from opatlas.row.columns import INPUT_DTYPES, INPUT_SHAPES, OUTPUT_SHAPES
 from opatlas.row.errors import Unsupported
-from opatlas.run.inputs.attention import (
-    CAUSAL_MASK,
-    KEY,
-    KEY_ROPE,
-    QUERY,
-    QUERY_ROPE,
-    RANGE,
-    VALUE,
-    assign_pages,
-    read_attention,
-    split_evenly,
-    with_operator_shapes,
-)
+from opatlas.run.inputs import attention as fia
 from opatlas.run.registry import replays
 
 from . import formulas
@@ -31,20 +19,24 @@ RING_MASK = (512, 512)
 
 @replays("FusedInferAttentionScore", npu="torch_npu.npu_fused_infer_attention_score")
 def test_fused_infer_attention_score(row, replay):
-    operator = with_operator_shapes(row)
-    call = read_attention(operator)
-    key = operator.tensor(KEY, *RANGE)
+    operator = fia.with_operator_shapes(row)
+    call = fia.read_attention(operator)
+    key = operator.tensor(fia.KEY, *fia.RANGE)
     # Absorbed latent attention reads one cache as both keys and values.
-    value = key if call.rope and call.table and operator.shape(VALUE) == operator.shape(KEY) else operator.tensor(VALUE)
+    value = (
+        key
+        if call.rope and call.table and operator.shape(fia.VALUE) == operator.shape(fia.KEY)
+        else operator.tensor(fia.VALUE)
+    )
     replay(
         impl.fused_infer_attention_score,
-        operator.tensor(QUERY, *RANGE),
+        operator.tensor(fia.QUERY, *fia.RANGE),
         key,
         value,
-        atten_mask=row.upper_triangle(CAUSAL_MASK, call.mask_dtype) if call.mask_dtype else None,
+        atten_mask=row.upper_triangle(fia.CAUSAL_MASK, call.mask_dtype) if call.mask_dtype else None,
         block_table=operator.block_table(call.table, call.used_blocks, key.shape[0]) if call.table else None,
-        query_rope=operator.tensor(QUERY_ROPE, *RANGE) if call.rope else None,
-        key_rope=operator.tensor(KEY_ROPE, *RANGE) if call.rope else None,
+        query_rope=operator.tensor(fia.QUERY_ROPE, *fia.RANGE) if call.rope else None,
+        key_rope=operator.tensor(fia.KEY_ROPE, *fia.RANGE) if call.rope else None,
         **call.keywords,
         output_slots=[0, 1] if call.keywords["softmax_lse_flag"] else [0],
         expected=formulas.fused_infer_attention_score,
@@ -74,7 +66,7 @@ def test_ring_mla(row, replay):
     size = math.log(max(keys, 1)) + 0.9
     replay(
         impl.ring_mla,
-        *(row.tensor(slot, *RANGE) for slot in range(4)),
+        *(row.tensor(slot, *fia.RANGE) for slot in range(4)),
         row.tensor(4),
         mask,
         row.lengths([[tokens], [keys]] if later else [tokens], host=True),
@@ -104,7 +96,7 @@ def test_attention_update(row, replay):
     replay(
         impl.attention_update,
         [row.tensor(slot, -4.0, 4.0) for slot in range(parts)],
-        [row.tensor(parts + slot, *RANGE) for slot in range(parts)],
+        [row.tensor(parts + slot, *fia.RANGE) for slot in range(parts)],
         int(with_sums),
         output_slots=[0, 1] if with_sums else [0],
         expected=formulas.attention_update,
@@ -140,7 +132,7 @@ def _indexer_call(row):
         "tokens,heads,width; pages,page_size,1,width; tokens,heads; sequences; sequences; sequences,blocks"
     )
     queries, keys, table = _sequences(row, tokens, cache, (count, blocks))
-    return (row.tensor(0, *RANGE), row.tensor(1, *RANGE), row.tensor(2)), {
+    return (row.tensor(0, *fia.RANGE), row.tensor(1, *fia.RANGE), row.tensor(2)), {
         "actual_seq_lengths_query": row.lengths(list(accumulate(queries)), host=False),
         "actual_seq_lengths_key": row.lengths(keys, host=False),
         "block_table": table,
@@ -170,10 +162,10 @@ def test_sparse_flash_attention(row, replay):
     queries, keys, table = _sequences(row, tokens, cache, (count, blocks))
     seen = [kv - own + i + 1 for own, kv in zip(queries, keys, strict=True) for i in range(own)]
     # One cache holds keys and values, as in absorbed latent attention.
-    key = row.tensor(1, *RANGE)
+    key = row.tensor(1, *fia.RANGE)
     replay(
         impl.sparse_flash_attention,
-        row.tensor(0, *RANGE),
+        row.tensor(0, *fia.RANGE),
         key,
         key,
         row.spread_positions(row.shape(3), seen),
@@ -181,8 +173,8 @@ def test_sparse_flash_attention(row, replay):
         block_table=table,
         actual_seq_lengths_query=row.lengths(list(accumulate(queries)), host=False),
         actual_seq_lengths_kv=row.lengths(keys, host=False),
-        query_rope=row.tensor(7, *RANGE),
-        key_rope=row.tensor(8, *RANGE),
+        query_rope=row.tensor(7, *fia.RANGE),
+        key_rope=row.tensor(8, *fia.RANGE),
         sparse_block_size=1,
         layout_query="TND",
         layout_kv="PA_BSND",
@@ -201,10 +193,10 @@ def _sequences(row, tokens, cache, table):
     row.expect(
         0 < table[0] <= tokens and all(cache), INPUT_SHAPES, "there are fewer queries than sequences, or no pages"
     )
-    queries = split_evenly(tokens, table[0])
+    queries = fia.split_evenly(tokens, table[0])
     if table[0] > 1:
         row.assume(f"{tokens} queries are dealt out evenly to {table[0]} sequences")
-    keys = assign_pages(row, table, *cache)
+    keys = fia.assign_pages(row, table, *cache)
     used = [math.ceil(length / cache[1]) for length in keys]
     row.expect(
         len(keys) == table[0]
@@ -253,14 +245,14 @@ def _replay_dense(row, replay):
             raise Unsupported(f"{row.kernel_type} is replayed with queries, keys, values and a mask alone")
         own = shape[-1:] == (keys,) if queries == 1 else shape[-2:] == (queries, keys) == (keys, keys)
         row.expect(
-            own or (shape == CAUSAL_MASK and queries <= keys),
+            own or (shape == fia.CAUSAL_MASK and queries <= keys),
             INPUT_SHAPES,
             f"slot {slot} must be the mask of the {queries} queries and {keys} keys",
         )
         call["atten_mask"] = row.upper_triangle(shape, dtype) if queries > 1 else row.filled(shape, dtype, 0)
-        call |= {"sparse_mode": 3} if shape == CAUSAL_MASK else {}
+        call |= {"sparse_mode": 3} if shape == fia.CAUSAL_MASK else {}
         row.assume("a causal mask" if queries > 1 else "no key is hidden")
-    tensors = (row.tensor(slot, *RANGE) for slot in range(3))
+    tensors = (row.tensor(slot, *fia.RANGE) for slot in range(3))
     replay(impl.dense_attention, *tensors, **call, scale_value=1 / math.sqrt(width), expected=formulas.dense_attention)
 
 
@@ -313,7 +305,7 @@ def test_flash_attention(row, replay):
     call, scale = _training_call(row, row.output_shape(0), 6 if row.has(6) else None)
     replay(
         impl.flash_attention_score,
-        *(row.tensor(slot, *RANGE) for slot in range(3)),
+        *(row.tensor(slot, *fia.RANGE) for slot in range(3)),
         **call,
         scale=scale,
         output_slots=[3, 0, 1],
@@ -339,7 +331,7 @@ def test_flash_attention_grad(row, replay):
     row.expect(fits, INPUT_SHAPES, problem)
     row.expect_shape(3, row.shape(0))
     row.expect_shape(result, row.shape(0))
-    query, key, value = (row.tensor(slot, *RANGE) for slot in range(3))
+    query, key, value = (row.tensor(slot, *fia.RANGE) for slot in range(3))
     call, scale = _training_call(row, row.shape(highest), mask[0] if mask else None)
     # Only real outputs of the forward kernel lead to gradients that mean something.
     attention, softmax_max, softmax_sum = impl.flash_attention_score(query, key, value, **call, scale=scale)
@@ -397,11 +389,11 @@ def _training_call(row, statistics, mask):
     keys = k[layout.index("S")]
     shape, dtype = row.shape(mask), row.input_slots[mask].dtype
     row.expect(dtype in ("BOOL", "UINT8"), INPUT_DTYPES, f"slot {mask} (mask) is {dtype}, not BOOL or UINT8")
-    fits = queries == keys and (shape == CAUSAL_MASK or shape[-2:] == (queries, keys))
+    fits = queries == keys and (shape == fia.CAUSAL_MASK or shape[-2:] == (queries, keys))
     problem = f"slot {mask} must be the mask of {queries} queries and {keys} keys, equally many, or of 2048,2048"
     row.expect(fits, INPUT_SHAPES, problem)
     # A capture does not record the values of a mask: it is causal, as in the training of language models.
-    if shape != CAUSAL_MASK:
+    if shape != fia.CAUSAL_MASK:
         row.assume("the mask is causal")
-    sparse_mode = 2 if shape == CAUSAL_MASK else 0
+    sparse_mode = 2 if shape == fia.CAUSAL_MASK else 0
     return {**arguments, "atten_mask": row.upper_triangle(shape, dtype), "sparse_mode": sparse_mode}, scale

@@ -1,13 +1,13 @@
 """Replays of collectives: `pytest bench/test_collectives.py`. pytest collects this file only when it is named.
 
-A case is a message of a group of devices (opatlas/run/collectives/). The body runs on every rank of the group; `row` is
+A case is a message of a group of devices (opatlas/run/message.py). The body runs on every rank of the group; `row` is
 a Message, `replay` a TimedCollective.
 """
 
 from __future__ import annotations
 
 from opatlas.row.communication import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, REDUCE_SCATTER
-from opatlas.run.collectives.plan import collective
+from opatlas.run.collective_plan import collective
 
 
 @collective(ALL_REDUCE)

@@ -189,3 +189,12 @@ def _windows(row, source, result, mask, column, name):
         raise Unsupported(f"kernels of more than {images.DISTINCT} positions a side are not replayed")
     windows.assume_in(row)
     return windows
+
+
+@replays("ResizeBilinearV2", npu="torch.nn.functional.interpolate")
+def test_resize_bilinear(row, replay):
+    """Reads the slots image (N, C, H, W), perhaps the size of the result. A capture does not record its corners."""
+    row.expect_inputs(1, 2)
+    *_, height, width = row.sizes("n,c,rows,columns; ?2 -> n,c,height,width")
+    row.assume("corners are not aligned")
+    replay(impl.interpolate, row.tensor(0), (height, width), mode="bilinear", expected=formulas.resize_bilinear)

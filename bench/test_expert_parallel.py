@@ -7,19 +7,8 @@ from functools import lru_cache
 
 from opatlas.row.columns import EP_SIZE, INPUT_DTYPES, INPUT_SHAPES, OUTPUT_SHAPES
 from opatlas.row.errors import Unsupported
+from opatlas.run.inputs import experts as expert_rows
 from opatlas.run.inputs import shape_rules
-from opatlas.run.inputs.experts import (
-    Computed,
-    combined,
-    dispatched,
-    ep_size,
-    expect_hccl_buffer,
-    group_of_combine,
-    group_of_dispatch,
-    group_of_layer,
-    layer_slots,
-    needed_bytes,
-)
 from opatlas.run.inputs.shape_rules import LARGEST, scale_range
 from opatlas.run.registry import replays
 
@@ -36,7 +25,10 @@ _MORE_SLOTS = {"MoeDistributeDispatchV2": range(5, 7), "MoeDistributeCombineV2":
 
 
 @replays(
-    "DispatchFFNCombine", "DispatchFFNCombineBF16", npu="torch.ops._C_ascend.dispatch_ffn_combine", group=group_of_layer
+    "DispatchFFNCombine",
+    "DispatchFFNCombineBF16",
+    npu="torch.ops._C_ascend.dispatch_ffn_combine",
+    group=expert_rows.group_of_layer,
 )
 def test_dispatch_ffn_combine(row, replay, group, npu, custom_opp):
     """Reads a layer of experts.
@@ -47,7 +39,7 @@ def test_dispatch_ffn_combine(row, replay, group, npu, custom_opp):
     Outputs: (M, H), and perhaps the number of tokens of each expert, (E) or (1, E). All ranks have these sizes. Each
     rank has E experts; tokens go to the experts of all ranks equally often.
     """
-    slots = layer_slots(len(row.input_slots))
+    slots = expert_rows.layer_slots(len(row.input_slots))
     if not slots.fits:
         row.expect_inputs(7, 8)
     x, chosen, (up, down) = row.shape(0), row.shape(slots.experts), (_weight_shape(row, own) for own in slots.weights)
@@ -67,10 +59,10 @@ def test_dispatch_ffn_combine(row, replay, group, npu, custom_opp):
     for own, width in zip(slots.scales, (up[2], x[1]), strict=True):
         for slot in own if integers else ():
             row.expect_shape(slot, (experts, width) if stacked else (width,))
-    if ep_size(row.cells) not in (None, group.size):
+    if expert_rows.ep_size(row.cells) not in (None, group.size):
         raise Unsupported(f"{row.kernel_type} of this row runs on {row.cells[EP_SIZE]} devices at once")
     if npu:
-        expect_hccl_buffer(needed_bytes(row.cells))
+        expert_rows.expect_hccl_buffer(expert_rows.needed_bytes(row.cells))
     if slots.has_mask:
         row.expect_shape(slots.probabilities + 1, x[:1], meaning="a mask")
         row.assume("all tokens are active")
@@ -99,7 +91,7 @@ def test_dispatch_ffn_combine(row, replay, group, npu, custom_opp):
     drawn = row.for_rank(group.rank)
     own = matrices_of(drawn)
     bound: dict[str, list[object]] = {
-        f"weight{i + 1}": [Computed(weight_of(i), experts * group.size)] for i in range(2)
+        f"weight{i + 1}": [expert_rows.Computed(weight_of(i), experts * group.size)] for i in range(2)
     }
     bound |= {f"scale{i}": [[*by_expert(one)] * group.size] for i, one in enumerate(scales, 1) if integers}
     replay(
@@ -126,7 +118,7 @@ def test_dispatch_ffn_combine(row, replay, group, npu, custom_opp):
     )
 
 
-@replays("MoeDistributeDispatch", npu="torch_npu.npu_moe_distribute_dispatch", group=group_of_dispatch)
+@replays("MoeDistributeDispatch", npu="torch_npu.npu_moe_distribute_dispatch", group=expert_rows.group_of_dispatch)
 def test_moe_distribute_dispatch(row, replay, group):
     """Reads the slots x (BS, H), experts (BS, k), and perhaps scales (R E, H), a mask (BS) and weights (BS, k).
 
@@ -135,13 +127,13 @@ def test_moe_distribute_dispatch(row, replay, group):
     _dispatch(row, replay, group, impl.moe_distribute_dispatch)
 
 
-@replays("MoeDistributeDispatchV2", npu="torch_npu.npu_moe_distribute_dispatch_v2", group=group_of_dispatch)
+@replays("MoeDistributeDispatchV2", npu="torch_npu.npu_moe_distribute_dispatch_v2", group=expert_rows.group_of_dispatch)
 def test_moe_distribute_dispatch_v2(row, replay, group):
     """Replays the second version like MoeDistributeDispatch."""
     _dispatch(row, replay, group, impl.moe_distribute_dispatch_v2)
 
 
-@replays("MoeDistributeCombine", npu="torch_npu.npu_moe_distribute_combine", group=group_of_combine)
+@replays("MoeDistributeCombine", npu="torch_npu.npu_moe_distribute_combine", group=expert_rows.group_of_combine)
 def test_moe_distribute_combine(row, replay, group):
     """Reads the slots results (A, H), experts (BS, k), two outputs of a dispatch (2 and 3), weights (BS, k).
 
@@ -152,7 +144,7 @@ def test_moe_distribute_combine(row, replay, group):
     _combine(row, replay, group, impl.moe_distribute_combine, dispatch, "expand_idx")
 
 
-@replays("MoeDistributeCombineV2", npu="torch_npu.npu_moe_distribute_combine_v2", group=group_of_combine)
+@replays("MoeDistributeCombineV2", npu="torch_npu.npu_moe_distribute_combine_v2", group=expert_rows.group_of_combine)
 def test_moe_distribute_combine_v2(row, replay, group):
     """Replays the second version like MoeDistributeCombine."""
     dispatch = "torch_npu.npu_moe_distribute_dispatch_v2", impl.moe_distribute_dispatch_v2
@@ -162,7 +154,7 @@ def test_moe_distribute_combine_v2(row, replay, group):
 def _dispatch(row, replay, group, kernel):
     """Replays a dispatch of tokens to the experts of all ranks, equally often."""
     _expect_inputs(row, range(2, 6))
-    found = dispatched(row)
+    found = expert_rows.dispatched(row)
     _expect_group(row, group, found)
     tp = row.output_shape(5)[0] if _has_output(row, 5) and row.output_shape(5) else 0
     quantized = row.output_slots[0].dtype == "INT8"
@@ -189,7 +181,7 @@ def _dispatch(row, replay, group, kernel):
             chosen=[_tokens_and_experts(row, found, rank)[1] for rank in range(group.size)],
             first=group.rank * found.experts,
             experts=found.experts,
-            tokens=Computed(lambda rank: _tokens_and_experts(row, found, rank)[0], group.size),
+            tokens=expert_rows.Computed(lambda rank: _tokens_and_experts(row, found, rank)[0], group.size),
         ),
     )
 
@@ -205,10 +197,10 @@ def _combine(row, replay, group, kernel, dispatch, info_argument):
         raise Unsupported(f"{row.kernel_type} is replayed for results of real numbers (no scales in slots 7 to 9)")
     if row.has(5) and row.shape(5) not in ((), (0,), (1,)):
         raise Unsupported(f"{row.kernel_type} is replayed without a group of tensor parallelism (slot 5)")
-    possible = combined(row)
+    possible = expert_rows.combined(row)
     found = next((one for one in possible if one.ranks == group.size), possible[0])
     _expect_group(row, group, found)
-    if len(possible) > 1 and ep_size(row.cells) is None:
+    if len(possible) > 1 and expert_rows.ep_size(row.cells) is None:
         row.assume(f"{found.ranks} ranks, as --ep-size says")
     row.expect_shapes({4: (found.tokens, found.top_k)})
     tp = row.shape(5)[0] if row.has(5) and row.shape(5) else 0
@@ -242,10 +234,10 @@ def _combine(row, replay, group, kernel, dispatch, info_argument):
 
 def _expect_group(row, group, found):
     """Refuses a row of another group than this one, and a row that exceeds HCCL's buffer."""
-    if found.ranks != group.size or ep_size(row.cells) not in (None, group.size):
+    if found.ranks != group.size or expert_rows.ep_size(row.cells) not in (None, group.size):
         raise Unsupported(f"{row.kernel_type} of this row runs on {found.ranks} devices at once")
     if row.device.type == "npu":
-        expect_hccl_buffer(found.needed_bytes)
+        expert_rows.expect_hccl_buffer(found.needed_bytes)
     row.assume("as many tokens and experts on each rank, all experts chosen equally often, none shared")
 
 

@@ -273,3 +273,23 @@ def test_apply_top_k_top_p(row, replay, custom_opp):
     if row.has(3):
         limits["k"] = row.integers(3, 1, min(_LARGEST_K, vocabulary))
     replay(impl.apply_top_k_top_p, row.tensor(0, -4.0, 4.0), **limits, expected=formulas.apply_top_k_top_p)
+
+
+@replays("HistogramV2", npu="torch.histc")
+def test_histogram(row, replay):
+    """Reads the slots x, and perhaps the least and the largest number. Counts experts: x is one of 0 ... bins - 1."""
+    row.expect_inputs(1, 3)
+    (bins,) = row.sizes("-> bins")
+    replay(impl.histc, row.integers(0, 0, bins - 1), bins, 0, max(bins - 1, 1), expected=formulas.histogram)
+
+
+@replays("LinearIndex", npu="torch.Tensor.scatter_")
+def test_linear_index(row, replay):
+    """Reads the slots indices, sizes of the tensor that is indexed. A scatter launches this kernel before its own."""
+    row.expect_inputs(2)
+    (sizes,) = row.sizes("*sizes; -> *sizes")
+    row.expect_list(1, len(sizes), "the sizes of the tensor")
+    row.assume("a scatter along the last axis into a tensor of the shape of the indices")
+    indices, updates = row.indices(0, sizes[-1], along=len(sizes) - 1), impl.arange(prod(sizes), device=row.device)
+    arguments = [row.filled(sizes, "INT64", -1), len(sizes) - 1, indices.long(), updates.reshape(sizes)]
+    replay(impl.scatter_, *arguments, mutates=[0], output_slots=[None], expected=formulas.scatter_elements)

@@ -9,6 +9,8 @@ from opatlas.row.errors import Unsupported
 from opatlas.row.slots import FP8
 from opatlas.run.inputs.shape_rules import (
     LARGEST,
+    NPU_E8M0,
+    NPU_FP4,
     SCALE_BLOCK,
     bias,
     blocks,
@@ -16,12 +18,16 @@ from opatlas.run.inputs.shape_rules import (
     factors,
     is_fp8,
     scale_of_blocks,
+    scale_of_groups,
     scale_range,
 )
 from opatlas.run.registry import replays
 
 from . import formulas
 from .implementations import torch as impl
+
+#: Numbers along K that share a scale, by the dtype of the scales: MX and NVFP4.
+_SCALES_OF_GROUPS = {"FLOAT8_E8M0": 32, "FLOAT8_E4M3FN": 16}
 
 
 @replays("MatMulV2", "MatMulV3", "MatMulCommon", "MatMul", npu="torch.nn.functional.linear")
@@ -112,6 +118,9 @@ def test_quant_matmul(row, replay):
     for each 128 columns of a token.
     """
     row.expect_inputs(2, 3, 4, 5, 6)
+    if row.has(2) and row.input_slots[2].dtype in _SCALES_OF_GROUPS:
+        _replay_groups(row, replay)
+        return
     fp8 = is_fp8(row, 0, 1)
     of_blocks = fp8 and row.has(2) and len(row.shape(2)) == 2
     rank = 2 if len(row.shape(0)) == 2 else None
@@ -142,6 +151,50 @@ def test_quant_matmul(row, replay):
     replay(impl.quant_matmul, x1, x2, scale, **added, output_dtype=row.output_dtype(), expected=formulas.quant_matmul)
 
 
+def _replay_groups(row, replay):
+    """Replays a product in FP8 or FP4 with a scale for each 32 (MX) or 16 numbers (NVFP4) along K.
+
+    Slots: x1 (M, K), x2 (N, K) or (K, N), scale (N, K / 64, 2) or (K / 64, N, 2), or without pairs for NVFP4.
+    """
+    size = _SCALES_OF_GROUPS[row.input_slots[2].dtype]
+    m, k, n = row.sizes("m,k; ; -> m,n")
+    by_columns, pair = row.shape(1) == (n, k), [2] if size == 32 else []
+    row.expect(by_columns or row.shape(1) == (k, n), INPUT_SHAPES, f"slot 1 must be ({n}, {k}) or ({k}, {n})")
+    row.expect(k % 64 == 0, INPUT_SHAPES, f"K ({k}) must be a multiple of 64")
+    groups = k // 64 if pair else k // size
+    row.expect_shape(2, (n, groups, *pair) if by_columns else (groups, n, *pair))
+    slots = _added(row, (m, groups, *pair), n, True)
+    row.expect("pertoken_scale" in slots, INPUT_SHAPES, "the scales of x1 are missing", "restore them")
+    if row.on_npu and not pair:
+        raise Unsupported("CANN has no scales of 16 numbers (NVFP4)")
+    x1, x2, scale = row.data(0), row.data(1), row.tensor(2, 0.5, 2.0)
+    operands = (x1, x2.mT, scale.transpose(0, 1)) if by_columns else (x1, x2, scale)
+    added = {name: row.tensor(slot, 0.5, 2.0) for name, slot in slots.items()}
+    added |= {f"x{i + 1}_dtype": NPU_FP4 for i in range(2) if row.input_slots[i].dtype == "FLOAT4_E2M1"}
+    added |= {"scale_dtype": NPU_E8M0, "pertoken_scale_dtype": NPU_E8M0, "group_sizes": [1, 1, size]}
+    replay(impl.quant_matmul, *operands, **added, output_dtype=row.output_dtype(), expected=formulas.quant_matmul)
+
+
+@replays("WeightQuantBatchMatmulV2", npu="torch_npu.npu_weight_quant_batchmatmul")
+def test_weight_quant_batchmatmul(row, replay):
+    """Reads the slots x (M, K), weight (K, N) or (N, K), its scale, perhaps its offset, and in slot 6 a bias (N).
+
+    The weight is INT8, INT4, FP8 or FP4; scale and offset are (1), (N), or (K / size, N) in the order of the weight.
+    """
+    row.expect_slots([0, 1, 2], [3, 6])
+    _, k, n = row.sizes("m,k; ; -> m,n")
+    by_columns = row.shape(1) == (n, k) != (k, n)
+    row.expect(by_columns or row.shape(1) == (k, n), INPUT_SHAPES, f"slot 1 must be ({k}, {n}) or ({n}, {k})")
+    row.expect_shapes({3: row.shape(2), 6: (n,)})
+    scales = [scale_of_groups(row, slot, (k, n), by_columns) for slot in (2, 3) if row.has(slot)]
+    groups, weight = len(scales[0]) if scales[0].dim() == 2 else 1, row.data(1)
+    more = {"antiquant_group_size": k // groups if groups > 1 else 0}
+    more |= {"bias": row.tensor(6, -8.0, 8.0)} if row.has(6) else {}
+    more |= {"weight_dtype": NPU_FP4} if row.input_slots[1].dtype == "FLOAT4_E2M1" else {}
+    operands = row.tensor(0), weight.mT if by_columns else weight, *scales
+    replay(impl.weight_quant_batchmatmul, *operands, **more, expected=formulas.weight_quant_batchmatmul)
+
+
 def _added(row, token, n, fp8):
     """Returns the slots of bias, offset and scale per token by argument.
 
@@ -164,7 +217,7 @@ def _added(row, token, n, fp8):
     if not row.has(3):
         return {}
     shape, dtype = row.shape(3), row.input_slots[3].dtype
-    if dtype == "FLOAT" and shape == token:
+    if dtype in ("FLOAT", *_SCALES_OF_GROUPS) and shape == token:
         return {"pertoken_scale": 3}
     if dtype == "FLOAT" and shape in ((1,), (n,)) and not fp8:
         return {"offset": 3}

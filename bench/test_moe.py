@@ -6,16 +6,6 @@ from opatlas.row.columns import INPUT_SHAPES, OUTPUT_SHAPES
 from opatlas.row.errors import Unsupported
 from opatlas.row.slots import FP8
 from opatlas.run.inputs import shape_rules
-from opatlas.run.inputs.shape_rules import (
-    LARGEST,
-    bias,
-    blocks,
-    expect_int8,
-    expect_real_product,
-    is_fp8,
-    scale_of_blocks,
-    scale_range,
-)
 from opatlas.run.registry import replays
 
 from . import formulas
@@ -134,12 +124,13 @@ def test_grouped_matmul(row, replay):
 
     Slots: 0 x (M, K), 1 weight (E, K, N), (E, N, K) or FRACTAL_NZ, 2 bias and 3 scale (E, N), 7 group_list (E),
     8 scale per token (M). FP8 may have a scale for each 128 x 128 block of a matrix, in the order of the weight, and
-    then a scale for each 128 columns of a row. Slots 4 to 6, for offsets and quantized weights alone, are not replayed.
+    then a scale for each 128 columns of a row. Of weights that alone have few bits, slot 5 has the scales, and slot 6
+    perhaps offsets: (E, N), or (E, K / size, N) in the order of the weight. Slot 4, an offset of x, is not replayed.
     """
     row.expect_inputs(*range(2, 10))
     transposed, (m, k), (experts, n) = _grouped(row)
-    if any(row.has(slot) for slot in (4, 5, 6)):
-        raise Unsupported("GroupedMatmul is replayed without offsets and without weights alone in integers (slots 4-6)")
+    if row.has(4):
+        raise Unsupported("GroupedMatmul is replayed without offsets of x (slot 4)")
     row.expect(
         row.has(7),
         INPUT_SHAPES,
@@ -148,24 +139,34 @@ def test_grouped_matmul(row, replay):
         "restore the slot from the capture, or record the row under the types of these kernels",
     )
     quantized = row.input_slots[0].dtype in _QUANTIZED
-    if quantized != (row.input_slots[1].dtype in _QUANTIZED):
+    weights_alone = row.has(5)
+    if weights_alone and (quantized or len(row.shape(1)) != 3):
+        raise Unsupported(
+            "GroupedMatmul of weights alone in few bits is replayed for real x, and weights (E, K, N) in ND"
+        )
+    if not weights_alone and quantized != (row.input_slots[1].dtype in _QUANTIZED):
         raise Unsupported("GroupedMatmul is replayed for operands of one kind, both INT8 or both real numbers")
     of_blocks = False
-    if quantized and is_fp8(row, 0, 1):
+    if quantized and shape_rules.is_fp8(row, 0, 1):
         of_blocks = row.has(3) and len(row.shape(3)) == 3
-        expect_real_product(row, 2 if row.has(2) else None)
-    token = (m, blocks(k)) if of_blocks else (m,)
+        shape_rules.expect_real_product(row, 2 if row.has(2) else None)
+    token = (m, shape_rules.blocks(k)) if of_blocks else (m,)
     row.expect_shapes({2: (experts, n), 7: (experts,), 8: token} | ({} if of_blocks else {3: (experts, n)}))
     row.expect(not of_blocks or row.has(8), INPUT_SHAPES, f"slot 8, scales {token} of x, is missing", "restore it")
-    whole = LARGEST if quantized else None
-    weight = row.matrices(1, rank=3, largest=whole)
+    whole = shape_rules.LARGEST if quantized else None
+    weight = row.data(1) if weights_alone else row.matrices(1, rank=3, largest=whole)
     weight = weight.mT if transposed else weight
-    given = {"bias": [bias(row, 2, k)]} if row.has(2) else {}
+    given: dict[str, object] = {"bias": [shape_rules.bias(row, 2, k)]} if row.has(2) else {}
+    for slot, name in ((5, "antiquant_scale"), (6, "antiquant_offset")):
+        if row.has(slot):
+            given[name] = [shape_rules.scale_of_groups(row, slot, (experts, k, n), transposed)]
+    if row.input_slots[1].dtype == "FLOAT4_E2M1":
+        given["weight_dtype"] = shape_rules.NPU_FP4
     if quantized:
         if of_blocks:
-            given["scale"] = [scale_of_blocks(row, 3, weight, transposed)]
+            given["scale"] = [shape_rules.scale_of_blocks(row, 3, weight, transposed)]
         elif row.has(3):
-            given["scale"] = [row.scale(3, *scale_range(k))]
+            given["scale"] = [row.scale(3, *shape_rules.scale_range(k))]
         elif row.output_slots[0].dtype != "INT32":
             row.assume("no scale slot: the scale is ones")
             given["scale"] = [row.ones(experts, n)]
@@ -195,23 +196,38 @@ def test_grouped_matmul_swiglu_quant(row, replay):
     weight's scale (E, N), the scale of x (M) and group_list (E). Outputs: (M, N / 2), and its scales (M).
     """
     row.expect_inputs(5, 6, 7)
-    expect_int8(row, 0, 1)
+    shape_rules.expect_int8(row, 0, 1)
     transposed, (m, k), (experts, n) = _grouped(row, halves=True)
     last = len(row.input_slots)
     if any(row.has(slot) for slot in range(2, last - 3)):
         raise Unsupported("GroupedMatmulSwigluQuant is replayed without a bias and an offset, as its call takes none")
     row.expect_shapes({last - 3: (experts, n), last - 2: (m,), last - 1: (experts,)})
-    weight = row.matrices(1, rank=3, largest=LARGEST)
+    weight = row.matrices(1, rank=3, largest=shape_rules.LARGEST)
     replay(
         impl.grouped_matmul_swiglu_quant,
-        row.matrices(0, rank=2, largest=LARGEST),
+        row.matrices(0, rank=2, largest=shape_rules.LARGEST),
         weight.mT if transposed else weight,
         row.group_list(last - 1, m),
-        row.tensor(last - 3, *scale_range(k)),
+        row.tensor(last - 3, *shape_rules.scale_range(k)),
         row.tensor(last - 2, 0.02, 0.08),
         output_slots=(0, 1),
         expected=formulas.grouped_matmul_swiglu_quant,
     )
+
+
+@replays("SwigluGroupQuant", npu="torch.ops._C_ascend.npu_swiglu_group_quant")
+def test_swiglu_group_quant(row, replay, custom_opp):
+    """Reads the slots x (..., 2 D), perhaps weights (...). Scales: FLOAT (..., D / 128), or MX (..., D / 64, 2)."""
+    row.expect_slots([0], [1])
+    tokens, width, half = row.sizes("*tokens,width; ?*tokens -> *tokens,half; ")
+    of_mx = len(row.output_slots) > 1 and row.output_slots[1].dtype == "FLOAT8_E8M0"
+    mode, size, scales = (2, 32, (half // 64, 2)) if of_mx else (1, 128, (half // 128,))
+    fits = width == 2 * half and half % (64 if of_mx else 128) == 0 and row.output_shape(1) == (*tokens, *scales)
+    row.expect(fits, OUTPUT_SHAPES, f"output 0 must be (..., {width // 2}), output 1 its scales (..., {scales})")
+    row.assume("activations are not limited")
+    operands = row.tensor(0, -4.0, 4.0), row.tensor(1, 0.1, 1.0) if row.has(1) else None, None, row.output_dtype()
+    how = {"quant_mode": mode, "group_size": size, "output_slots": (0, 1), "expected": formulas.swiglu_group_quant}
+    replay(impl.swiglu_group_quant, *operands, **how)
 
 
 def _grouped(row, *, halves=False):

@@ -129,6 +129,33 @@ def test_swiglu(row, replay):
     replay(impl.swiglu, x, -1, expected=formulas.swiglu)
 
 
+@replays("GeGluV2", npu="torch_npu.npu_geglu")
+def test_geglu(row, replay):
+    """Writes the slots product and GELU. The first half is the gate, as in engines, by tanh."""
+    row.sizes("*all,width -> *all,half; *all,half")
+    row.expect(not row.shape(0)[-1] % 2, INPUT_SHAPES, "the last axis must have an even size")
+    row.assume("GELU of the first half, by tanh")
+    replay(impl.geglu, row.only_input(-4.0, 4.0), -1, 1, True, expected=formulas.geglu)
+
+
+@replays("ClippedSwiglu", npu="torch_npu.npu_clipped_swiglu")
+def test_clipped_swiglu(row, replay):
+    """Replays the gate of gpt-oss, without groups of tokens."""
+    x = row.only_input(-9.0, 9.0)
+    row.expect(x.dim() and not x.shape[-1] % 2, INPUT_SHAPES, "the last axis must have an even size")
+    row.assume("alpha 1.702, limit 7, bias 1, gate and product side by side, as in gpt-oss")
+    replay(
+        impl.clipped_swiglu,
+        x,
+        dim=-1,
+        alpha=1.702,
+        limit=7.0,
+        bias=1.0,
+        interleaved=True,
+        expected=formulas.clipped_swiglu,
+    )
+
+
 @replays("ScaledMaskedSoftmax", "ScaledMaskedSoftmaxV2", npu="torch_npu.npu_scaled_masked_softmax")
 def test_scaled_masked_softmax(row, replay):
     """Reads the slots x and a mask that broadcasts to x. A capture does not record the scale."""
@@ -205,3 +232,26 @@ def _reduction(row, name):
     problem = f"no {name} of the input {row.shape(0)} over {'some' if count is None else count} axes has this shape"
     row.expect(fits, OUTPUT_SHAPES, problem)
     return reduction
+
+
+@replays("HcPre", npu="torch.ops._C_ascend.npu_hc_pre_v2")
+def test_hc_pre(row, replay, custom_opp):
+    """Reads the slots streams (..., n, D), weights (n n + 2 n, n D), three scales, biases (n n + 2 n)."""
+    row.expect_inputs(4)
+    _, streams, width, mixes, fan_in = row.sizes(
+        "*all,streams,width; mixes,fan_in; 3; mixes -> *all,width; *all,streams; *all,streams,streams"
+    )
+    fits = (mixes, fan_in) == (streams * (streams + 2), streams * width)
+    row.expect(fits, INPUT_SHAPES, f"slot 1 must be ({streams * (streams + 2)}, {streams * width})")
+    row.assume("20 steps of Sinkhorn's iteration, as DeepSeek-V4")
+    # The product has a variance of about 1.
+    x, weight = row.tensor(0), row.tensor(1, -2 * fan_in**-0.5, 2 * fan_in**-0.5)
+    replay(impl.hc_pre, x, weight, row.tensor(2), row.tensor(3), streams, 20, 1e-6, 1e-6, expected=formulas.hc_pre)
+
+
+@replays("HcPost", npu="torch.ops._C_ascend.npu_hc_post")
+def test_hc_post(row, replay, custom_opp):
+    """Reads the slots x (..., D), streams (..., n, D), weights of x (..., n) and of the streams (..., n, n)."""
+    row.expect_inputs(4)
+    row.sizes("*all,width; *all,streams,width; *all,streams; *all,streams,streams -> *all,streams,width")
+    replay(impl.hc_post, *row.inputs(), expected=formulas.hc_post)

@@ -129,6 +129,18 @@ def versions(text: str) -> Versions:
     return Versions(**found)
 
 
+def is_disabled(option: argparse.Namespace) -> bool:
+    """Returns whether rows are called once and checked only: pytest-benchmark's --benchmark-disable."""
+    return getattr(option, "benchmark_disable", False) and not getattr(option, "benchmark_enable", False)
+
+
+def read_only_by(option: argparse.Namespace) -> str:
+    """Returns the option by which a session writes nothing; "" if it writes."""
+    skips = getattr(option, "benchmark_skip", False)
+    by = {"--read-only": option.read_only, "--benchmark-skip": skips, "--benchmark-disable": is_disabled(option)}
+    return next((name for name, given in by.items() if given), "")
+
+
 class Scope(Flag):
     """The kinds of session in which an option has an effect; in any other session the option is refused."""
 

@@ -250,6 +250,7 @@ class Plan:
 
     Attributes:
         tables: by `CaseTable.key`; a file that cannot be read has none.
+        ops: the kernel types that --ops names; empty: all.
         problems: files that cannot be read; they make the session fail.
         prepared: lines on what was done to the databases first.
         is_incomplete: whether records of a killed session could not be merged; it makes the session fail.
@@ -258,6 +259,7 @@ class Plan:
     """
 
     tables: dict[str, CaseTable] = field(default_factory=dict)
+    ops: frozenset[str] = frozenset()
     problems: list[str] = field(default_factory=list)
     prepared: list[str] = field(default_factory=list)
     is_incomplete: bool = False
@@ -284,6 +286,7 @@ class Plan:
     def add(self, other: Plan) -> None:
         """Adds the plan of another target."""
         self.tables |= other.tables
+        self.ops |= other.ops
         self.problems += other.problems
         self.notes += other.notes
         # A killed session may have had several of the databases.

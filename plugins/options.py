@@ -13,7 +13,7 @@ import pytest
 from opatlas.options import Option, Scope, add_all, at_least, declare, given, names, one_of, positive, reset, versions
 from opatlas.row.status import UpdateMode
 from opatlas.row.versions import Versions
-from opatlas.run.collectives import plan as collectives
+from opatlas.run import collective_plan as collectives
 from opatlas.run.devices.device import DeviceSpec, available_devices, device_kinds
 from opatlas.run.group import JOIN_TIMEOUT_S, NODE_OPTIONS, NODES_JOIN_TIMEOUT_S
 from opatlas.run.inputs import experts
@@ -154,8 +154,8 @@ ROWS = (
         type=names,
         metavar="TYPE[,TYPE...]",
         default=(),
-        help="run only these kernel types, named exactly, or these collectives, such as all_reduce "
-        "(default: all; -k selects by part of a name)",
+        help="run only these kernel types, in any case and without version (rms_norm, matmul, attention), or these "
+        "collectives, such as all_reduce (default: all; -k selects by part of a name)",
     ),
     declare(
         "--shard",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,7 +24,7 @@ from opatlas.errors import OpAtlasError, TableError, describe_error
 from opatlas.files import expect_folder
 from opatlas.row.columns import RUN_ID, STATUS, STATUS_REASON
 from opatlas.row.record import RAN_AS
-from opatlas.row.signature import digest, make_case_id, signature
+from opatlas.row.signature import digest, kernel_types_meant, make_case_id, signature
 from opatlas.row.status import Status, UpdateMode
 from opatlas.row.table import Row
 from opatlas.run.devices.device import kind_named
@@ -298,7 +298,7 @@ def make_plan(
     database: Database,
     chosen: Choice,
     *,
-    elsewhere: Container[str] = (),
+    elsewhere: Collection[str] = (),
     requested: Rows | None = None,
     unmeasured: Mapping[str, Sequence[int]] | None = None,
     stale_runs: StaleRuns | None = None,
@@ -326,9 +326,10 @@ def make_plan(
     Raises:
         OpAtlasError: the database lacks a chosen kernel type, or no row has a variable of --where.
     """
-    plan = Plan()
     names = database.kernel_types() if requested is None else list(requested)
-    unknown = sorted(name for name in chosen.ops.difference(names) if name not in elsewhere)
+    ops = {meant for word in chosen.ops for meant in kernel_types_meant(word, {*names, *elsewhere})}
+    plan = Plan(ops=frozenset(ops))
+    unknown = sorted(ops.difference(names, elsewhere))
     if unknown:
         asked = ",".join(unknown)
         place, meant = rows_from or database.path, "".join(suggest(name, names) for name in unknown)
@@ -336,13 +337,13 @@ def make_plan(
             meant = f"; `opatlas shapes --ops {asked}` adds theory rows"
         there = "" if meant else f"; it has {', '.join(names) or 'none'}"
         raise OpAtlasError(f"--ops {asked}: no such kernel type in {place}{meant}{there}")
-    types = sorted(chosen.ops) if chosen.ops and requested is None else names
+    types = sorted(ops) if ops and requested is None else names
     lacking = [name for name in types if implementation is not None and not implementation.implements(name)]
     if lacking and implementation is not None:
         plan.notes.append(f"{implementation.name} has no function for {', '.join(lacking)}")
     suffix = implementation.suffix if implementation is not None else ""
     for name in names:
-        if (chosen.ops and name not in chosen.ops) or name in lacking:
+        if (ops and name not in ops) or name in lacking:
             continue
         try:
             rows = None if requested is None else requested[name]
@@ -357,7 +358,7 @@ def make_plan(
             table = CaseTable(read, in_file, target, suffix, label=name)
             _choose(table, None if rows is None else [signature(name, row) for row in rows], chosen, stale_runs)
             others = read if captures is None else captures.read_or_empty(name)
-            table.captured_time_us = None if chosen.ops else others.captured_time_us
+            table.captured_time_us = None if ops else others.captured_time_us
             table.captured = (read if captures is None else read.with_captured(others)).captured.us
             table.table = read.without_derived()
             plan.tables[table.key] = table

@@ -199,6 +199,7 @@ class SessionRecords:
 def add_unmatched(session: Session, tests: pytest.Session) -> None:
     """Adds the records of the requested samples of --prof-path that belong to no row."""
     context, settings, codes = session.context, session.context.settings, pytest.ExitCode
+    ops = session.plan().ops
     is_whole = tests.exitstatus in (codes.OK, codes.TESTS_FAILED, codes.NO_TESTS_COLLECTED)
     if not is_whole or tests.shouldfail or tests.shouldstop:
         return
@@ -208,7 +209,7 @@ def add_unmatched(session: Session, tests: pytest.Session) -> None:
         is_unread = name not in session.plan().tables and context.database.csv_path(name).exists()
         is_elsewhere = settings.shard is not None and not settings.shard.holds(row_digest)
         case_id = make_case_id(name, sample.signature, row_digest)
-        if (settings.ops and name not in settings.ops) or is_unread or is_elsewhere:
+        if (ops and name not in ops) or is_unread or is_elsewhere:
             continue
         if not session.is_requested(name, case_id):
             continue

@@ -38,8 +38,7 @@ from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceDescription
 from opatlas.run.job import RowOutcome, outcome_of
 from opatlas.run.registry import replay_spec
-from opatlas.show.gaps import Gap
-from opatlas.show.row_summary import summarize_row
+from opatlas.show.row_summary import Gap, summarize_row
 
 from .cases import (
     GIVEN_UP,

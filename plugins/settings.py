@@ -15,10 +15,10 @@ from opatlas.data.database import Database
 from opatlas.data.origin import MeasurementOrigin
 from opatlas.files import absolute_path
 from opatlas.installation import ROW_SOURCES, code_folder, extensions
-from opatlas.options import Scope, at_least, changed
+from opatlas.options import Scope, at_least, changed, is_disabled, read_only_by
 from opatlas.row.location import communication_path, default_path
 from opatlas.row.status import UpdateMode
-from opatlas.run.collectives import plan as collective_options
+from opatlas.run import collective_plan as collective_options
 from opatlas.run.devices.device import DeviceSpec, kind_named
 from opatlas.run.group import NODE_OPTIONS
 from opatlas.run.group_pool import GroupNodes
@@ -144,7 +144,8 @@ class Settings(Choice):
         msprof_rows: the most rows of one msprof session; None where msprof is not the instrument.
         in_process: run the bodies of replays in pytest's own process.
         collect_only: nothing is run, and nothing is written.
-        read_only: rows are measured and compared, and nothing is written.
+        read_only: the option by which nothing is written, and durations are compared with those that are stored; "":
+            the session writes.
         mixed: durations may be mixed with those of other devices, versions, cache states and instruments.
         group_options: the options of nodes and of expert-parallel groups that the user gave, by name.
         source: where the rows come from.
@@ -164,7 +165,7 @@ class Settings(Choice):
     msprof_rows: int | None
     in_process: bool
     collect_only: bool
-    read_only: bool = False
+    read_only: str = ""
     mixed: bool = False
     group_options: Mapping[str, object] = field(default_factory=dict)
     source: RowSource = field(default_factory=lambda: kernels(argparse.Namespace()))
@@ -186,9 +187,9 @@ class Settings(Choice):
 
     @property
     def baseline(self) -> int | None:
-        """The number of the target that the others are compared with; None without others, or a default among them."""
-        defaults = [number for number, each in enumerate(self.targets) if each.implementation.is_default]
-        return defaults[0] if defaults and len(self.targets) > 1 else None
+        """The number of the target that the others are compared with, the default or else the first; None without."""
+        defaults = (number for number, each in enumerate(self.targets) if each.implementation.is_default)
+        return next(defaults, 0) if len(self.targets) > 1 else None
 
     @property
     def writes(self) -> bool:
@@ -246,7 +247,7 @@ def settings_of(config: pytest.Config) -> Settings:
         retry_failed=option.runxfail or option.prof_path is not None or option.nnodes > 1,
         prof_path=absolute_path(option.prof_path) if option.prof_path is not None else None,
         measure=MeasureSettings(
-            repeat_count=option.repeat_count or _repeat_count_of_environment(),
+            repeat_count=0 if is_disabled(option) else option.repeat_count or _repeat_count_of_environment(),
             cache=option.cache or ("warm" if scope is Scope.COLLECTIVES or option.step else "cold"),
             instrument=option.instrument.name,
             aic_metrics=option.instrument.metrics,
@@ -259,7 +260,7 @@ def settings_of(config: pytest.Config) -> Settings:
         # pytest's --strict, and not `strict = true` of pytest.ini, which is about how tests are written. A debugger
         # stops at failures, and pytest counts no xfail as one.
         strict=option.strict or bool(option.usepdb),
-        read_only=option.read_only,
+        read_only=read_only_by(option),
         mixed=option.mixed,
         group_options=changed(option, (*NODE_OPTIONS, *experts.OPTIONS)),
         source=source,
@@ -284,8 +285,11 @@ def _refuse_contradictions(config: pytest.Config, scope: Scope) -> None:
         refuse(config, named("--prof-path"), "profiles hold no candidates for --tasks")
     if option.models is None or not (option.tasks or option.suite):
         refuse(config, named("--models"), "models write candidates: --models belongs to --tasks or --suite")
-    if option.read_only:
-        refuse(config, named("--mixed", "--prune-empty-duration-rows"), "--read-only writes nothing")
+    if by := read_only_by(option):
+        refuse(config, named("--mixed", "--prune-empty-duration-rows", "--models"), f"{by} writes nothing")
+    if is_disabled(option):
+        useless = named("--repeat-count", "--cache", "--instrument", "--prof-path", "--step")
+        refuse(config, useless, "--benchmark-disable measures nothing")
     if option.ray is not None:
         useless = named("--in-process", "--models", *(each.name for each in NODE_OPTIONS))
         also = [*workers, *(["--pdb"] if option.usepdb else [])]
@@ -301,10 +305,6 @@ def _refuse_contradictions(config: pytest.Config, scope: Scope) -> None:
         (
             is_looked_up and option.update_mode == UpdateMode.STALE.value,
             "--update-mode=stale compares with what rows would be run with, and --prof-path runs no row",
-        ),
-        (
-            option.models is not None and option.read_only,
-            "--models: attempts are kept in the folder of the database: leave out --read-only",
         ),
         (option.in_process and bool(workers), "--in-process runs rows in one process: leave out -n"),
         (
@@ -339,7 +339,7 @@ def _has_msprof(config: pytest.Config, scope: Scope, devices: Sequence[DeviceSpe
         pytest.UsageError: an option cannot be combined with msprof.
     """
     option = config.option
-    if option.prof_path is not None:
+    if option.prof_path is not None or is_disabled(option):
         return False
     kinds = [kind for each in {device.kind for device in devices} if (kind := kind_named(each)).instruments]
     instruments = {kind.preferred_instrument(option.instrument.name) for kind in kinds}

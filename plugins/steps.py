@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from opatlas.data.database import Database
-from opatlas.errors import UsageError
 from opatlas.options import at_least, one_of
 from opatlas.row import columns as col
 from opatlas.row.location import default_path
@@ -93,8 +92,6 @@ def _cells(
     from opatlas.theory.model_calls import step_calls
     from opatlas.theory.sources import resolve_model
 
-    if choice.step.ep > 1:
-        raise UsageError(f"--step {choice.step}: one device has no tokens of the others' experts: build it with ep=1")
     calls = step_calls(resolve_model(choice.step.model), choice.step)
     own = {call.part: call for call in calls}
     dense, experts = (own[part].layers if part in own else 0 for part in ("gate_up", "router"))

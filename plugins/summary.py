@@ -15,9 +15,8 @@ from opatlas.data.origin import Provenance
 from opatlas.errors import OpAtlasError
 from opatlas.row.location import default_database_of
 from opatlas.row.status import Status
-from opatlas.show.gaps import find_gaps, gap_table, gaps_by_type
 from opatlas.show.result import Fields, Part, Table, csv_text, markdown
-from opatlas.show.row_summary import duration_tables, quality_fields
+from opatlas.show.row_summary import duration_tables, find_gaps, gap_table, gaps_by_type, quality_fields
 from opatlas.text import shortened
 
 from .cases import GIVEN_UP, NOT_RUN, XFAILED, SessionCase, figures_of, ledger, ledger_line, results_of, unresolved

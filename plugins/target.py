@@ -19,22 +19,11 @@ from opatlas.errors import OpAtlasError
 from opatlas.files import absolute_path, expect_folder
 from opatlas.installation import SCHEDULERS, extensions
 from opatlas.options import Scope
+from opatlas.row import versions as software
 from opatlas.row.columns import CACHE_STATE, IMPLEMENTATION, INSTRUMENT, RUN_ID
 from opatlas.row.location import DEFAULT_NPU_DEVICE, ROOT, beside, expect_npu, implementation_path, public_version, slug
 from opatlas.row.status import UpdateMode
 from opatlas.row.table import Row
-from opatlas.row.versions import (
-    CANN,
-    TORCH,
-    VLLM,
-    Component,
-    Versions,
-    detect,
-    kind_of,
-    native_kind,
-    same_release,
-    versions_option,
-)
 from opatlas.run.devices.device import DeviceSpec, available_devices, database_name, device_kinds, kind_named
 from opatlas.run.devices.system import available_cores
 from opatlas.run.implementation import Implementation
@@ -50,7 +39,7 @@ if TYPE_CHECKING:
     from .session_context import SessionContext
     from .settings import Settings
 
-_NAMES_A_DATABASE = (VLLM, TORCH, CANN)
+_NAMES_A_DATABASE = (software.VLLM, software.TORCH, software.CANN)
 _CLUSTER = pytest.StashKey["RayCluster"]()
 
 
@@ -150,9 +139,9 @@ def _profiled_devices(name: str | None, database: str | None) -> list[DeviceSpec
         OpAtlasError, pytest.UsageError: neither --device nor --database-path names it, or --device names no NPU, which
             msprof cannot have profiled.
     """
-    npu = kind_named(native_kind().name)
+    npu = kind_named(software.native_kind().name)
     if name not in (None, npu.name):
-        if not kind_of(name).is_native:
+        if not software.kind_of(name).is_native:
             raise pytest.UsageError(f"--prof-path reads profiles of an NPU, and --device {name} is none")
         if not database:
             expect_npu(name)
@@ -207,7 +196,7 @@ def targets_of(
             Database(base).implementation_dir(each.name, each.version)
             if option.database_path or source.is_listed
             else absolute_path(
-                implementation_path(database_name(devices), each.name, each.version, detect(option.versions))
+                implementation_path(database_name(devices), each.name, each.version, software.detect(option.versions))
             )
         )
         versions = {**origin.versions, each.name: each.version}
@@ -216,11 +205,13 @@ def targets_of(
     return targets, lines
 
 
-def _beside_captures(captures: Path, devices: Sequence[DeviceSpec], source: RowSource, versions: Versions) -> Path:
+def _beside_captures(
+    captures: Path, devices: Sequence[DeviceSpec], source: RowSource, versions: software.Versions
+) -> Path:
     """Returns the database of a session's device beside a database with captures of another device."""
     name = slug(devices[0].name or devices[0].kind)
     try:
-        place = source.default_database(name, detect(versions))
+        place = source.default_database(name, software.detect(versions))
     except OpAtlasError:
         # The versions of profiled software may be unknown.
         place = ROOT / name / devices[0].kind / "unknown_versions"
@@ -258,10 +249,10 @@ def database_of(config: pytest.Config, devices: Sequence[DeviceSpec], source: Ro
         return named / source.subfolder
     if option.prof_path is None and not option.collectonly:
         _expect_installed(option.versions)
-    return source.default_database(database_name(devices), detect(option.versions)) / source.subfolder
+    return source.default_database(database_name(devices), software.detect(option.versions)) / source.subfolder
 
 
-def given_versions(versions: Versions) -> Mapping[Component, str]:
+def given_versions(versions: software.Versions) -> Mapping[software.Component, str]:
     """Returns the versions that --versions gives, by the software."""
     by_component = {component: getattr(versions, component.field) for component in _NAMES_A_DATABASE}
     return {component: version for component, version in by_component.items() if version}
@@ -273,7 +264,7 @@ def origin_of(config: pytest.Config, devices: Sequence[DeviceSpec], source: RowS
     if option.prof_path is not None:
         # The profiled software is not the software of this machine, and may be unknown.
         return MeasurementOrigin(device.name, device.kind, named_versions(option.versions))
-    installed, given_or_installed = detect(), detect(option.versions)
+    installed, given_or_installed = software.detect(), software.detect(option.versions)
     naming = source.naming(device.kind)
     # The installed software measures, by whatever version of the same release the user calls it.
     versions = {each.name: getattr(installed, each.field) or getattr(given_or_installed, each.field) for each in naming}
@@ -288,28 +279,30 @@ def origin_of(config: pytest.Config, devices: Sequence[DeviceSpec], source: RowS
     )
 
 
-def named_versions(versions: Versions) -> Mapping[str, str]:
+def named_versions(versions: software.Versions) -> Mapping[str, str]:
     """Returns the versions that --versions gives, by the name of the software."""
     return {component.name: version for component, version in given_versions(versions).items()}
 
 
-def _expect_installed(versions: Versions) -> None:
+def _expect_installed(versions: software.Versions) -> None:
     """Raises pytest.UsageError where --versions gives another release than the installed one."""
-    installed = detect()
+    installed = software.detect()
     for component, version in given_versions(versions).items():
         here = getattr(installed, component.field)
-        if here and not same_release(version, here):
+        if here and not software.same_release(version, here):
             raise pytest.UsageError(
-                f"{versions_option({component: version})}: rows would be measured with the installed "
+                f"{software.versions_option({component: version})}: rows would be measured with the installed "
                 f"{component.name} {here}; leave it out, or name a database with --database-path"
             )
 
 
-def assumed_versions(versions: Versions) -> str:
+def assumed_versions(versions: software.Versions) -> str:
     """Returns a note on versions of this machine's software that name a database of profiles, for lack of others."""
-    here, found = [each for each in _NAMES_A_DATABASE if each not in given_versions(versions)], detect()
+    here, found = [each for each in _NAMES_A_DATABASE if each not in given_versions(versions)], software.detect()
     names = ", ".join(f"{each.name} {getattr(found, each.field)}" for each in here)
-    return f"{names} as on this machine: where others were profiled, give {versions_option(here)}" if here else ""
+    return (
+        f"{names} as on this machine: where others were profiled, give {software.versions_option(here)}" if here else ""
+    )
 
 
 def read_origin(context: SessionContext, own: TargetDatabase) -> tuple[Provenance, str]:
@@ -328,7 +321,11 @@ def read_origin(context: SessionContext, own: TargetDatabase) -> tuple[Provenanc
         if settings.mixed:
             return provenance, printable(f"--mixed: {error}")
         raise OpAtlasError(f"{printable(str(error))}: the two do not compare.\n{_remedy(settings)}") from None
-    return provenance, ""
+    folder, ours = provenance.folder, own.target.origin
+    if folder is None or not (patched := folder.other_versions(ours)):
+        return provenance, ""
+    named, here = (", ".join(f"{name} {each.versions[name]}" for name in patched) for each in (folder, ours))
+    return provenance, f"{own.database.path} is named for {named}, and this session is on {here}"
 
 
 def captured_note(provenance: Provenance, plan: Plan, settings: Settings) -> str:

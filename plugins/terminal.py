@@ -265,7 +265,7 @@ def _samples(session: Session) -> dict[str, object]:
     if unmatched:
         by_cells = settings.where is not None
         adds = "without --where they may be" if by_cells else "--update-mode=all adds them"
-        adds = "--read-only writes nothing" if settings.read_only else adds
+        adds = f"{settings.read_only} writes nothing" if settings.read_only else adds
         is_added = settings.mode.adds_rows and not by_cells and not settings.read_only
         fate = "added" if is_added else f"not added: {adds}"
         named = _first([f"{name} {count:,}" for name, count in unmatched.most_common()])
@@ -293,7 +293,9 @@ def _stored(session: Session, verbosity: int) -> Iterator[Part]:
     table = Table(columns, both, "stored durations, the furthest apart first")
     yield table.most_important(None if verbosity > 0 else _MOST_COMPARED)
     unstored = (without or None, "measured, without a stored duration")
-    yield Fields({"not compared": unstored, "--read-only": "nothing was written into the database"})
+    yield Fields(
+        {"not compared": unstored, session.context.settings.read_only: "nothing was written into the database"}
+    )
 
 
 def _comparison(session: Session) -> Iterator[Part]:

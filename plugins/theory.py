@@ -21,6 +21,7 @@ from opatlas.formats import size
 from opatlas.installation import PACKAGE, code_folder
 from opatlas.options import Scope
 from opatlas.row.location import default_path, device_kind, expect_npu
+from opatlas.row.signature import kernel_types_meant
 from opatlas.row.versions import detect, kind_of
 from opatlas.run.devices.device import database_name, device_kinds, kind_named
 from opatlas.show.result import Column, Fields, Table
@@ -92,11 +93,19 @@ class Theory:
         except TargetError as error:
             raise UsageError(f"--target-models {error.value}: {error.problem}") from None
         database = Database(database_path(self._config))
-        kernels = database_kernels(database, catalog, option.ops)
-        for name in option.ops:
+        # Of the products, which are one call, a word means the kernel type that is drawn.
+        drawn = database_kernels(database, catalog)
+        ops = {
+            meant
+            for word in option.ops
+            for near in kernel_types_meant(word, drawn)
+            for meant in kernel_types_meant(near, catalog.kernels)
+        }
+        kernels = database_kernels(database, catalog, ops)
+        for name in ops:
             if name not in kernels:
                 catalog.kernel(name)
-        kernels = {name: kernel for name, kernel in kernels.items() if not option.ops or name in option.ops}
+        kernels = {name: kernel for name, kernel in kernels.items() if not ops or name in ops}
         kind = kind_of_database(self._config, database)
         request = Request(
             targets,

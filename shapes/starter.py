@@ -23,16 +23,7 @@ from opatlas.theory.sources import Targets
 from opatlas.theory.space import GB
 from opatlas.yaml_file import read_yaml
 
-from .models import (
-    DEEPSEEK_V3,
-    GLM_5_1,
-    LLAMA_3_70B,
-    MINIMAX_M2_5,
-    QWEN3_0_6B,
-    QWEN3_30B_A3B,
-    QWEN3_32B,
-    QWEN3_235B_A22B,
-)
+from . import models as named
 from .strategies import sample_rows
 
 #: The largest tensor, the embedding table, has 311 MB.
@@ -41,22 +32,24 @@ _BUDGET_BYTES = GB
 _GPU_BUDGET_BYTES = 16 * GB
 #: The models, in the order in which they take turns, and how they are divided.
 MODELS = Targets(
-    (QWEN3_32B, DEEPSEEK_V3, QWEN3_30B_A3B, LLAMA_3_70B, GLM_5_1), tp_sizes=(1, 2, 4, 8), ep_sizes=(4, 8, 16, 32)
+    (named.QWEN3_32B, named.DEEPSEEK_V3, named.QWEN3_30B_A3B, named.LLAMA_3_70B, named.GLM_5_1),
+    tp_sizes=(1, 2, 4, 8),
+    ep_sizes=(4, 8, 16, 32),
 )
 _STARTER = "starter"
 #: By name in starter.yaml.
 _TARGETS = {
-    _STARTER: Targets([QWEN3_0_6B], tp_sizes=(1,), ep_sizes=(1,)),
+    _STARTER: Targets([named.QWEN3_0_6B], tp_sizes=(1,), ep_sizes=(1,)),
     "": MODELS,
     "layers": replace(MODELS, lm_head=False),
     "heads": replace(MODELS, lm_head=True),
     # For kernels that depend on the number of elements rather than on the width.
-    "two": Targets((QWEN3_32B, DEEPSEEK_V3), tp_sizes=(1,), ep_sizes=(8,)),
+    "two": Targets((named.QWEN3_32B, named.DEEPSEEK_V3), tp_sizes=(1,), ep_sizes=(8,)),
     # The model whose weights in FP8 have scales of blocks, and further ones of which few tokens are measured.
-    "blocks": replace(MODELS, models=(DEEPSEEK_V3,)),
-    "more blocks": replace(MODELS, models=(QWEN3_235B_A22B, MINIMAX_M2_5, GLM_5_1)),
+    "blocks": replace(MODELS, models=(named.DEEPSEEK_V3,)),
+    "more blocks": replace(MODELS, models=(named.QWEN3_235B_A22B, named.MINIMAX_M2_5, named.GLM_5_1)),
     # The model whose weights in FP8 have one scale each.
-    "tensors": replace(MODELS, models=(LLAMA_3_70B,)),
+    "tensors": replace(MODELS, models=(named.LLAMA_3_70B,)),
 }
 
 

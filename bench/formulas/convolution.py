@@ -178,3 +178,19 @@ def _means(source: int, result: int, x: Tensor) -> Tensor:
         first, end = i * source // result, -(-(i + 1) * source // result)
         weights[i, first:end] = 1 / (end - first)
     return weights
+
+
+@per_element()
+def resize_bilinear(at: At, x: Tensor, size: Sequence[int], *, mode: str) -> Tensor:
+    """Weighs the four pixels around ((i + 0.5) H / H' - 0.5, (j + 0.5) W / W' - 0.5): aclnnUpsampleBilinear2d."""
+    n, c, *places = at
+    near = [_neighbours(place, old, new) for place, old, new in zip(places, x.shape[2:], size, strict=True)]
+    terms = [own * other * to_float64(x[n, c, i, j]) for i, own in near[0] for j, other in near[1]]
+    return torch.stack(terms).sum(dim=0)
+
+
+def _neighbours(place: Tensor, old: int, new: int) -> list[tuple[Tensor, Tensor]]:
+    """Returns both pixels around a place of a side that becomes `new` pixels long, and their weights."""
+    source = ((place.double() + 0.5) * old / new - 0.5).clamp(min=0)
+    first = source.floor()
+    return [(first.long(), 1 + first - source), ((first + 1).clamp(max=old - 1).long(), source - first)]

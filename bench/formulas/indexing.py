@@ -9,7 +9,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from opatlas.run.formula import At, per_element, per_row
+from opatlas.run.formula import At, per_element, per_row, to_float64
 from opatlas.run.result_check import Picks
 
 from .rope import overwrite
@@ -205,3 +205,10 @@ def apply_top_k_top_p(logits: Tensor, p: Tensor | None = None, k: Tensor | None 
             remaining[ascending[dropped]] = -torch.inf
         kept[i] = remaining
     return kept
+
+
+@per_element(exact=True, terms=lambda x, *_: x.numel())
+def histogram(at: At, x: Tensor, bins: int, least: float, largest: float) -> Tensor:
+    """Counts the numbers of each of `bins` equal intervals; the last one has its upper end, too (aclnnHistc)."""
+    place = ((to_float64(x.reshape(1, -1)) - least) * bins / (largest - least)).floor().clamp(max=bins - 1)
+    return (place == at[0].unsqueeze(-1)).sum(dim=-1)

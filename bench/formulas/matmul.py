@@ -107,13 +107,21 @@ def quant_matmul(
     bias: Tensor | None = None,
     group_sizes: Sequence[int] | None = None,
     output_dtype: torch.dtype = torch.int8,
+    **unused: Any,
 ) -> Tensor | Rounded:
     """Computes y[..., i, j] = `dequantize` of the sum over k of x1[..., i, k] x2[..., k, j], of INT8 or FP8.
 
-    With scales of blocks: of the sum over k of x1[i, k] token[i, k / 128] x2[k, j] scale[k / 128, j / 128].
+    With scales of blocks: of the sum over k of x1[i, k] token[i, k / 128] x2[k, j] scale[k / 128, j / 128]. With scales
+    of 32 (MX) or 16 numbers (NVFP4) along k: of x1[i, k] token[i, k / 32] x2[k, j] scale[k / 32, j].
     """
     *batch, i, j = at
     of_row, of_column = (*batch_places(batch, x1), i), (*batch_places(batch, x2), j)
+    if group_sizes is not None and group_sizes[1] == 1:
+        assert pertoken_scale is not None
+        if scale.dim() == 3:
+            scale, pertoken_scale = scale.mT.flatten(0, 1), pertoken_scale.flatten(1)
+        total = (scaled(x1, (i,), pertoken_scale.mT) * scaled(x2.mT, (j,), scale)).sum(dim=-1)
+        return dequantize(total, None, None, None, _elements(bias, j), output_dtype)
     if group_sizes is not None:
         assert pertoken_scale is not None
         factors = pertoken_scale[i], scale.mT[j // SCALE_BLOCK]
@@ -122,6 +130,51 @@ def quant_matmul(
     total = sum_of_products(elements(x1, of_row), elements(x2.mT, of_column))
     token = None if pertoken_scale is None else pertoken_scale[i]
     return dequantize(total, _elements(scale, j), _elements(offset, j), token, _elements(bias, j), output_dtype)
+
+
+@per_element(terms=_common_length)
+def weight_quant_batchmatmul(
+    at: At, x: Tensor, weight: Tensor, scale: Tensor, offset: Tensor | None = None, bias: Tensor | None = None, **_: Any
+) -> Tensor:
+    """Computes y[i, j] = bias[j] + sum over k of x[i, k] (w[k, j] + offset) scale (aclnnWeightQuantBatchMatmulV2)."""
+    i, j = at
+    total = (to_float64(x[i]) * scaled(weight.mT, (j,), scale, offset)).sum(dim=-1)
+    return total if bias is None else total + to_float64(bias[j])
+
+
+def scaled(data: Tensor, line: At, scale: Tensor, offset: Tensor | None = None) -> Tensor:
+    """Returns lines (n, K) of data (..., lines, K): (number + offset) scale.
+
+    Both are (1), (..., lines), or (..., K / size, lines), of groups of that size.
+    """
+    numbers = _numbers(data, line)
+    for vectors, combine in ((offset, torch.add), (scale, torch.mul)):
+        if vectors is not None:
+            table = vectors.mT if vectors.dim() > len(line) else vectors.unsqueeze(-1)
+            own = to_float64(elements(table, (*line[:-1], line[-1] * (table.shape[-2] > 1))))
+            numbers = combine(numbers, own.repeat_interleave(numbers.shape[-1] // own.shape[-1], dim=-1))
+    return numbers
+
+
+def _numbers(data: Tensor, line: At) -> Tensor:
+    """Returns lines of data in float64. Numbers of four bits are packed along the axis of stride 1.
+
+    Two's complement in INT32; in UINT8 a sign, two bits of exponent and one of mantissa (OCP Microscaling Formats 1.0).
+    """
+    if data.dtype not in (torch.int32, torch.uint8):
+        return elements(data, line).to(torch.float64)
+    whole = 2 * data.element_size()
+    if data.stride(-1) == 1:
+        places = 4 * torch.arange(whole, device=data.device)
+        codes = (data[line].long().unsqueeze(-1) >> places & 15).flatten(-2)
+    else:
+        word = (*line[:-1], line[-1] // whole)
+        codes = data[word].long() >> (4 * (line[-1] % whole)).unsqueeze(-1) & 15
+    if data.dtype is torch.int32:
+        return (codes - 16 * (codes > 7)).double()
+    exponent, mantissa = (codes >> 1) & 3, (codes & 1) / 2
+    size = torch.where(exponent > 0, (1 + mantissa) * 2.0 ** (exponent - 1), mantissa)
+    return torch.where(codes > 7, -size, size).double()
 
 
 def sum_of_products(a: Tensor, b: Tensor) -> Tensor:

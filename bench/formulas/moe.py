@@ -13,7 +13,7 @@ from opatlas.run.formula import At, each, elements, first_rows, per_element, per
 from opatlas.run.inputs.shape_rules import SCALE_BLOCK
 from opatlas.run.result_check import Picks, Rounded
 
-from .matmul import FP8, dequantize, steps_of_product, sum_of_blocks, sum_of_products
+from .matmul import FP8, dequantize, scaled, steps_of_product, sum_of_blocks, sum_of_products
 from .norm import gate_halves, softmax_of
 
 
@@ -144,6 +144,8 @@ def grouped_matmul(
     bias: Sequence[Tensor] | None = None,
     scale: Sequence[Tensor] | None = None,
     per_token_scale: Sequence[Tensor] | None = None,
+    antiquant_scale: Sequence[Tensor] | None = None,
+    antiquant_offset: Sequence[Tensor] | None = None,
     group_list: Tensor,
     output_dtype: torch.dtype | None = None,
     **unused: Any,
@@ -151,12 +153,17 @@ def grouped_matmul(
     """Computes y[i, j] = `dequantize` of the sum over k of x[i, k] w[e, k, j]; e is the first group that ends after i.
 
     With scales of blocks: of the sum over k of x[i, k] token[i, k / 128] w[e, k, j] scale[e, k / 128, j / 128].
+    A weight that alone has few bits is (w + offset) scale.
 
     Source: torch_npu.npu_grouped_matmul.
     """
     i, j = at
     e = torch.searchsorted(group_list, i, right=True)
-    rows, columns = elements(x[0], (i,)), elements(weight[0].mT, (e, j))
+    rows = elements(x[0], (i,))
+    if antiquant_scale is not None:
+        columns = scaled(weight[0].mT, (e, j), antiquant_scale[0], antiquant_offset[0] if antiquant_offset else None)
+    else:
+        columns = elements(weight[0].mT, (e, j))
     bias_of = None if bias is None else bias[0][e, j]
     if scale is not None and scale[0].dim() == 3:
         assert per_token_scale is not None
@@ -187,6 +194,22 @@ def grouped_matmul_swiglu_quant(
     activated = gate_halves(torch.stack(sums) * weight_scale[groups] * x_scale)
     scale = activated.abs().amax(dim=-1, keepdim=True) / 127
     return Rounded(activated / scale), scale
+
+
+@per_row("x", "topk_weight")
+def swiglu_group_quant(
+    x: Tensor, topk_weight: Tensor | None, group_index: None, dst_type: torch.dtype, *, quant_mode: int, group_size: int
+) -> tuple[Rounded, Tensor | Rounded]:
+    """Returns y = silu(first half of x) second half w, divided by scales, which are the largest of a group / 448.
+
+    MX (mode 2) rounds a scale up to a power of two. Source: ops-nn, activation/swiglu_group_quant.
+    """
+    y = gate_halves(x) if topk_weight is None else gate_halves(x) * topk_weight
+    groups = y.reshape(len(y), -1, group_size)
+    scale = groups.abs().amax(dim=-1, keepdim=True) / torch.finfo(dst_type).max
+    if quant_mode == 2:
+        scale = 2 ** (torch.frexp(scale).exponent - (torch.frexp(scale).mantissa == 0.5).long()).double()
+    return Rounded((groups / scale).flatten(1)), Rounded(scale.flatten(1)) if quant_mode == 2 else scale
 
 
 @per_row("x", "expert_idx", "probs", least=3, steps=2)

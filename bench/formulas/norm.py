@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import prod
+from math import pi, prod, sqrt
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from opatlas.run.formula import At, each, per_element, per_row, to_float64
+from opatlas.run.result_check import Formula
 
 #: Number of terms of the pieces in which long sums are added, so that no whole tensor is in float64.
 _PIECE = 1 << 20
@@ -102,6 +103,23 @@ def swiglu(x: Tensor, dim: int) -> Tensor:
     return gate_halves(x)
 
 
+@per_row("x")
+def geglu(x: Tensor, dim: int, approximate: int, activate_left: bool) -> tuple[Tensor, Tensor]:
+    """Returns g b and g = a (1 + tanh(sqrt(2 / pi) (a + 0.044715 a^3))) / 2, of the halves a and b (Shazeer 2020)."""
+    half = x.shape[-1] // 2
+    a, b = x[..., :half], x[..., half:]
+    gelu = a * (1 + (sqrt(2 / pi) * (a + 0.044715 * a**3)).tanh()) / 2
+    return gelu * b, gelu
+
+
+@per_row("x")
+def clipped_swiglu(x: Tensor, *, dim: int, alpha: float, limit: float, bias: float, interleaved: bool) -> Tensor:
+    """Returns a / (1 + exp(-alpha a)) (b + bias), of a up to the limit and b within it (gpt-oss, OpenAI 2025)."""
+    ends = x.new_tensor([-limit, limit])
+    a, b = x[..., ::2].minimum(ends[1]), x[..., 1::2].minimum(ends[1]).maximum(ends[0])
+    return a / (1 + (-alpha * a).exp()) * (b + bias)
+
+
 def gate_halves(x: Tensor) -> Tensor:
     """Returns a / (1 + exp(-a)) b, where a and b are the halves of the last axis."""
     half = x.shape[-1] // 2
@@ -171,4 +189,42 @@ def cumulative_sum(x: Tensor, dim: int, *, dtype: torch.dtype) -> Tensor:
     while step < total.shape[-1]:
         total[:, step:] = total[:, step:] + total[:, :-step]
         step *= 2
+    return total
+
+
+def _hyper_connection(number: int, steps: int) -> Formula:
+    @per_row("x", axes=lambda *_, **__: 2, least=3, steps=steps)
+    def hc_pre(
+        x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor, n: int, iterations: int, norm_eps: float, eps: float
+    ) -> Tensor:
+        rms = ((x * x).mean(dim=-1, keepdim=True) + norm_eps) ** 0.5
+        factors = torch.cat([scale[i].expand(count) for i, count in enumerate((n, n, n * n))])
+        mixes = torch.stack([(x * row).sum(dim=-1) for row in weight], dim=-1) / rms * factors + bias
+        gates = 1 / (1 + (-mixes[:, : 2 * n]).exp())
+        # The first step is that of a softmax over lines.
+        lines = mixes[:, 2 * n :].reshape(-1, n, n).exp()
+        for step in range(iterations):
+            lines = lines / (lines.sum(dim=-1, keepdim=True) + eps * (step > 0)) + eps * (step == 0)
+            lines = lines / (lines.sum(dim=-2, keepdim=True) + eps)
+        y = ((gates[:, :n, None] + eps) * x.reshape(-1, n, x.shape[-1] // n)).sum(dim=1)
+        return (y, 2 * gates[:, n:], lines)[number]
+
+    return hc_pre
+
+
+#: Returns y = sum over i of a_i x_i, weights of a layer's result, and a matrix whose lines and columns add up to 1.
+#: An NPU multiplies by the weight with 10 bits. Sources: Xie et al. 2025; vllm-ascend, csrc/moe/hc_pre and its test.
+hc_pre = each(_hyper_connection(0, 1), _hyper_connection(1, 10), _hyper_connection(2, 10))
+
+
+@per_element()
+def hc_post(at: At, x: Tensor, residual: Tensor, post: Tensor, comb: Tensor) -> Tensor:
+    """Computes y[i, d] = p[i] x[d] + sum over j of c[j, i] r[j, d] (vllm-ascend, csrc/moe/hc_post)."""
+    *token, i, d = at
+    stream, element = (*token, i), (*token, d)
+    total = to_float64(post[stream]) * to_float64(x[element])
+    for j in range(residual.shape[-2]):
+        own = torch.full_like(i, j)
+        pair, element = (*token, own, i), (*token, own, d)
+        total += to_float64(comb[pair]) * to_float64(residual[element])
     return total

@@ -29,17 +29,7 @@ from opatlas.run.implementation import Support
 from opatlas.run.inputs.shape_rules import SCALE_BLOCK
 from opatlas.run.kernel_call import OperatorMode, is_free
 
-from ._calls import (
-    HALF,
-    REAL,
-    GroupedProduct,
-    QuantizedProduct,
-    launched,
-    real_scale,
-    takes,
-    weight_by_columns,
-    without_beta,
-)
+from . import _calls as calls
 
 DISTRIBUTIONS = ("flag_gems", "sqlalchemy")
 DEVICES = ("cuda", "npu")
@@ -93,7 +83,7 @@ def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @implements("RmsNorm")
 def rms_norm(x: Tensor, gamma: Tensor, *, epsilon: float) -> tuple[Tensor, Tensor]:
-    expect_dtype(REAL, x=x)
+    expect_dtype(calls.REAL, x=x)
     y, rstd = flag_gems.rms_norm_forward(x, [x.shape[-1]], gamma, epsilon)
     return y, rstd.view(*x.shape[:-1], 1)
 
@@ -101,15 +91,15 @@ def rms_norm(x: Tensor, gamma: Tensor, *, epsilon: float) -> tuple[Tensor, Tenso
 @implements("AddRmsNorm")
 def add_rms_norm(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float) -> Prepared:
     """Works in place: x1 becomes y, x2 becomes the sum. Computes no reciprocal root mean square."""
-    expect_dtype(REAL, x=x1)
-    return launched(
+    expect_dtype(calls.REAL, x=x1)
+    return calls.launched(
         lambda: flag_gems.fused_add_rms_norm(x1, x2, [x1.shape[-1]], gamma, epsilon),
         (x1, None, x2),
         changes=(x1, x2),
     )
 
 
-add_rms_norm_bias = implements("AddRmsNormBias")(without_beta(add_rms_norm, SUPPORT))
+add_rms_norm_bias = implements("AddRmsNormBias")(calls.without_beta(add_rms_norm, SUPPORT))
 
 
 @implements("LayerNormV4", "LayerNormV3", "LayerNormV3WithImplMode")
@@ -117,7 +107,7 @@ def layer_norm(
     x: Tensor, sizes: Sequence[int], gamma: Tensor, beta: Tensor, epsilon: float
 ) -> tuple[Tensor | None, ...]:
     """The statistics have the dtype of x. The row has them in FLOAT, so those in half precision are left out."""
-    expect_dtype(REAL, x=x)
+    expect_dtype(calls.REAL, x=x)
     y, mean, rstd = flag_gems.layer_norm(x, sizes, gamma, beta, epsilon)
     if x.dtype is not torch.float32:
         return y, None, None
@@ -168,12 +158,12 @@ def sparse_flash_attention(
 
 
 @implements("QuantBatchMatmulV3")
-@takes(QuantizedProduct)
-def quant_matmul(call: QuantizedProduct) -> Prepared:
+@calls.takes(calls.QuantizedProduct)
+def quant_matmul(call: calls.QuantizedProduct) -> Prepared:
     """Calls a kernel for scales of rows and columns, or one for scales of blocks."""
     expect(call.x1.dim() == call.x2.dim() == 2, f"{call.x1.dim()} axes", "matrices of two axes")
     expect_dtype(_QUANTIZED, x1=call.x1, x2=call.x2)
-    expect_dtype(REAL, result=call.output_dtype)
+    expect_dtype(calls.REAL, result=call.output_dtype)
     expect(call.offset is None, "an offset", "no offsets")
     k, n = call.x2.shape
     expect(k % _ALIGNED == n % _ALIGNED == 0, f"K {k}, N {n}", f"multiples of {_ALIGNED}")
@@ -183,26 +173,28 @@ def quant_matmul(call: QuantizedProduct) -> Prepared:
         major, minor = torch.cuda.get_device_capability(x1.device)
         expect(major == 9, f"compute capability {major}.{minor}", "cutlass_scaled_mm for 9.0")
     converted: list[str] = []
-    x2, b_scale = weight_by_columns(call.x2, converted), real_scale(call.scale, converted)
+    x2, b_scale = calls.weight_by_columns(call.x2, converted), calls.real_scale(call.scale, converted)
     if token is None:
         converted.append("a scale of one for x1")
     a_scale = torch.ones(1, device=x1.device) if token is None else token
     c = torch.empty(len(x1), x2.shape[1], dtype=call.output_dtype, device=x1.device)
-    return launched(lambda: flag_gems.cutlass_scaled_mm(c, x1, x2, a_scale, b_scale, bias), c, converted=converted)
+    return calls.launched(
+        lambda: flag_gems.cutlass_scaled_mm(c, x1, x2, a_scale, b_scale, bias), c, converted=converted
+    )
 
 
 @implements("GroupedMatmul")
-@takes(GroupedProduct)
-def grouped_matmul(call: GroupedProduct) -> Prepared:
+@calls.takes(calls.GroupedProduct)
+def grouped_matmul(call: calls.GroupedProduct) -> Prepared:
     (rows,), (matrices,) = call.x, call.weight
     if rows.is_floating_point() and rows.dtype not in _QUANTIZED:
         return _grouped_real(rows, matrices, call)
     return _grouped_quantized(rows, matrices, call)
 
 
-def _grouped_real(rows: Tensor, weight: Tensor, call: GroupedProduct) -> Prepared:
+def _grouped_real(rows: Tensor, weight: Tensor, call: calls.GroupedProduct) -> Prepared:
     """Calls group_mm, one persistent kernel over all groups."""
-    expect_dtype(HALF, x=rows)
+    expect_dtype(calls.HALF, x=rows)
     expect(not call.bias, "a bias", "group_mm without a bias")
     expect(rows.is_cuda, f"a device of kind {rows.device.type}", "group_mm for CUDA")
     for name, size in (("K", weight.shape[1]), ("N", weight.shape[2])):
@@ -212,7 +204,7 @@ def _grouped_real(rows: Tensor, weight: Tensor, call: GroupedProduct) -> Prepare
     return Prepared(lambda: [flag_gems.group_mm(rows, weight, call.group_list)], converted=converted)
 
 
-def _grouped_quantized(rows: Tensor, weight: Tensor, call: GroupedProduct) -> Prepared:
+def _grouped_quantized(rows: Tensor, weight: Tensor, call: calls.GroupedProduct) -> Prepared:
     """Calls the kernel of a fused mixture of experts, with one expert for each row."""
     import triton.language as tl
     from flag_gems.fused.fused_moe import try_get_optimal_moe_config
@@ -221,13 +213,16 @@ def _grouped_quantized(rows: Tensor, weight: Tensor, call: GroupedProduct) -> Pr
     dtype, ends = call.output_dtype or rows.dtype, call.group_list
     expect_dtype(_QUANTIZED, x=rows, weight=weight)
     expect(scale is not None, "no scale", "products that are scaled")
-    expect_dtype(REAL, result=dtype)
+    expect_dtype(calls.REAL, result=dtype)
     assert scale is not None
     of_blocks = scale.dim() == 3
     _expect_bias(bias, of_blocks)
     (m, _), (experts, k, n) = rows.shape, weight.shape
     converted = ["rows sorted into blocks"]
-    b, b_scale = weight_by_columns(weight, converted).mT, real_scale(scale.mT if of_blocks else scale, converted)
+    b, b_scale = (
+        calls.weight_by_columns(weight, converted).mT,
+        calls.real_scale(scale.mT if of_blocks else scale, converted),
+    )
     if token is None:
         converted.append("a scale of one for each row")
     of_rows = torch.ones(m, device=rows.device) if token is None else token
@@ -263,7 +258,7 @@ def _grouped_quantized(rows: Tensor, weight: Tensor, call: GroupedProduct) -> Pr
         "block_shape": block,
         "B_bias": bias,
     }
-    return launched(
+    return calls.launched(
         lambda: flag_gems.invoke_fused_moe_triton_kernel(*arguments, **how), [out[:, 0]], converted=converted
     )
 
@@ -290,7 +285,7 @@ def dynamic_block_quant(x: Tensor, *, dst_type: torch.dtype, row_block_size: int
 
 def _quantize_groups(x: Tensor, size: int, dtype: torch.dtype, scales: Sequence[int]) -> Prepared:
     """Quantizes groups of `size` columns. The kernel takes x of two axes for any x, and reads the rows of no other."""
-    expect_dtype(REAL, x=x)
+    expect_dtype(calls.REAL, x=x)
     expect_dtype((torch.float8_e4m3fn, torch.float8_e5m2), result=dtype)
     rows = x.flatten(0, -2)
     return Prepared(

@@ -30,21 +30,8 @@ from opatlas.data.database import PRUNED_REASON, Database
 from opatlas.data.fold import TableFold
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.files import BROKEN_GZIP, open_stream
+from opatlas.row import attention as fia
 from opatlas.row import columns as col
-from opatlas.row.attention import (
-    AVG_SEQ_LEN,
-    COMPLETENESS,
-    KV_VALUES,
-    RAW_SHAPES,
-    SHAPE_SLOTS,
-    CallRecord,
-    JoinKey,
-    Sequences,
-    batch_cells,
-    case_of,
-    completeness,
-    row_key,
-)
 from opatlas.row.communication import row_kind
 from opatlas.row.signature import signatures_of
 from opatlas.row.table import RowTable
@@ -63,9 +50,9 @@ _JSON_LINES = "Write one JSON object a line (`jq -c '.[]'` makes such lines of a
 
 
 @lru_cache(maxsize=16)
-def _parse(line: bytes) -> tuple[JoinKey, Mapping[str, str]]:
+def _parse(line: bytes) -> tuple[fia.JoinKey, Mapping[str, str]]:
     """Cached, because lines repeat: every layer of a model makes the same call. Raises DecodeError."""
-    record = decode(line, CallRecord, "")
+    record = decode(line, fia.CallRecord, "")
     return record.key, record.cells()
 
 
@@ -81,7 +68,7 @@ class DistinctRecords:
     left_out: int = 0
 
     def add(self, cells: Mapping[str, str], limit: int) -> None:
-        self.cells.setdefault(blake2b("|".join(case_of(cells)).encode(), digest_size=8).digest(), cells)
+        self.cells.setdefault(blake2b("|".join(fia.case_of(cells)).encode(), digest_size=8).digest(), cells)
         if limit and len(self.cells) > 2 * limit:
             self.cut(limit)
 
@@ -129,7 +116,7 @@ def fill_rows(
     files: Iterable[Path],
     limit: int,
     on_mb: Callable[[float], None],
-    given: Sequence[Sequence[Sequences]] = (),
+    given: Sequence[Sequence[fia.Sequences]] = (),
 ) -> FillResult:
     """Fills the rows of all attention kernels from records; each CSV is replaced in one step.
 
@@ -152,9 +139,9 @@ def fill_rows(
                 done.problems.append(str(error))
         matched = {key: DistinctRecords() for table in tables for key in table.keys if key is not None}
         for batch in given:
-            if all(batch_cells(key, batch) is None for key in matched):
+            if all(fia.batch_cells(key, batch) is None for key in matched):
                 done.problems.append(_no_row_of(batch, matched))
-        unmatched: dict[JoinKey, tuple[int, str]] = {}
+        unmatched: dict[fia.JoinKey, tuple[int, str]] = {}
         for path in files:
             _read_records(path, matched, unmatched, limit, done, on_mb)
         most_first = sorted(unmatched.items(), key=lambda item: -item[1][0])
@@ -176,11 +163,11 @@ def rows_without_lengths(database: Database) -> int:
     found = 0
     for kernel_type in col.ATTENTION_TYPES.intersection(database.kernel_types()):
         with suppress(OpAtlasError):
-            found += sum(not cell.strip() for cell in database.read(kernel_type).cells(KV_VALUES))
+            found += sum(not cell.strip() for cell in database.read(kernel_type).cells(fia.KV_VALUES))
     return found
 
 
-def _no_row_of(batch: Sequence[Sequences], keys: Iterable[JoinKey]) -> str:
+def _no_row_of(batch: Sequence[fia.Sequences], keys: Iterable[fia.JoinKey]) -> str:
     there = [
         f"{key.kv_sequences} sequences with {key.query[0]} queries"
         + (f" and {key.key[0]} keys" * (not key.block_table))
@@ -194,8 +181,8 @@ def _no_row_of(batch: Sequence[Sequences], keys: Iterable[JoinKey]) -> str:
 
 def _read_records(
     path: Path,
-    matched: Mapping[JoinKey, DistinctRecords],
-    unmatched: dict[JoinKey, tuple[int, str]],
+    matched: Mapping[fia.JoinKey, DistinctRecords],
+    unmatched: dict[fia.JoinKey, tuple[int, str]],
     limit: int,
     done: FillResult,
     on_mb: Callable[[float], None],
@@ -248,12 +235,12 @@ class _AttentionRows:
         self.fold = TableFold(table)
         self._rows = self.fold.rows
         self._columns = [*table.columns]
-        names = (col.INPUT_SHAPES, RAW_SHAPES, *SHAPE_SLOTS)
+        names = (col.INPUT_SHAPES, fia.RAW_SHAPES, *fia.SHAPE_SLOTS)
         cells = zip(*map(table.cells, names), strict=True)
         #: The key of each row.
-        self.keys = [row_key(dict(zip(names, each, strict=True))) for each in cells]
+        self.keys = [fia.row_key(dict(zip(names, each, strict=True))) for each in cells]
 
-    def fill(self, matched: Mapping[JoinKey, DistinctRecords], given: Sequence[Sequence[Sequences]]) -> bool:
+    def fill(self, matched: Mapping[fia.JoinKey, DistinctRecords], given: Sequence[Sequence[fia.Sequences]]) -> bool:
         """Fills the rows from the records of their keys, or with given lengths. Returns whether a row changed."""
         slots = [column for column in (*col.INPUT_SLOTS, *col.OUTPUT_SLOTS) if column in self._columns]
         names = signatures_of(self._table.kernel_type, slots, self._table.cells)
@@ -262,8 +249,8 @@ class _AttentionRows:
             if records:
                 self._fill(positions, records.values())
             else:
-                unfilled = [at for at in positions if not self._rows[KV_VALUES][at].strip()]
-                found = [cells for batch in given if key is not None and (cells := batch_cells(key, batch))]
+                unfilled = [at for at in positions if not self._rows[fia.KV_VALUES][at].strip()]
+                found = [cells for batch in given if key is not None and (cells := fia.batch_cells(key, batch))]
                 if found and unfilled:
                     self._fill(unfilled, found)
                     continue
@@ -285,7 +272,7 @@ class _AttentionRows:
         base |= dict.fromkeys((*measured, *_CALL_COLUMNS), "")
         left, added = [], 0
         for cells in records:
-            at = open_calls.pop((case_of(cells), ""), None)
+            at = open_calls.pop((fia.case_of(cells), ""), None)
             if at is None:
                 left.append(cells)
                 continue
@@ -302,14 +289,14 @@ class _AttentionRows:
             elif self._limit and len(calls) + added >= self._limit:
                 self.counts.left_out += 1
             else:
-                self.fold.append({**base, **cells, COMPLETENESS: completeness(cells)})
+                self.fold.append({**base, **cells, fia.COMPLETENESS: fia.completeness(cells)})
                 added += 1
         self.counts.added += added
 
     def _call(self, position: int) -> _Call:
         case = tuple([_plain(self._rows[name][position]) for name in col.RUNTIME_IN_SIGNATURE])
-        has_lengths = bool(self._rows[KV_VALUES][position].strip())
-        average = self._rows[AVG_SEQ_LEN][position] or self._rows[col.LEGACY_AVG_SEQ_LEN][position]
+        has_lengths = bool(self._rows[fia.KV_VALUES][position].strip())
+        average = self._rows[fia.AVG_SEQ_LEN][position] or self._rows[col.LEGACY_AVG_SEQ_LEN][position]
         return case, "" if has_lengths else _whole(average)
 
     def _set(self, position: int, cells: Mapping[str, str]) -> bool:
@@ -317,9 +304,9 @@ class _AttentionRows:
         before = self._call(position)
         found = {name: text for name, text in cells.items() if text and not self._rows[name][position].strip()}
         changed = self._rows.set_cells(position, found)
-        if changed or not self._rows[COMPLETENESS][position]:
+        if changed or not self._rows[fia.COMPLETENESS][position]:
             now = {name: self._rows[name][position] for name in cells}
-            self._rows.set_cells(position, {COMPLETENESS: completeness(now)})
+            self._rows.set_cells(position, {fia.COMPLETENESS: fia.completeness(now)})
         if self._call(position) != before:
             if self.fold.has_duration(position):
                 old = {name: self._table.cells(name)[position] for name in self._columns}
@@ -332,8 +319,8 @@ class _AttentionRows:
 def _fits(call: _Call, cells: Mapping[str, str]) -> bool:
     """Returns whether a row and a record do not contradict each other."""
     case, average = call
-    return (not average or average == _whole(cells[AVG_SEQ_LEN])) and all(
-        not cell or cell == text for cell, text in zip(case, case_of(cells), strict=True)
+    return (not average or average == _whole(cells[fia.AVG_SEQ_LEN])) and all(
+        not cell or cell == text for cell, text in zip(case, fia.case_of(cells), strict=True)
     )
 
 

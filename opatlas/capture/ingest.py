@@ -25,18 +25,8 @@ from opatlas.capture.apply import CsvChanges, apply_cases, clear_edited_rows, un
 from opatlas.capture.capture_discovery import CaptureInput, check_unchanged, distinct_captures, earlier_ingests
 from opatlas.capture.cases import Aggregate, CaseKey, SampleLine, case_keys, pool_cases, write_samples
 from opatlas.capture.launches import LaunchCounts
+from opatlas.data import manifest as stored
 from opatlas.data.database import Database
-from opatlas.data.manifest import (
-    CaptureFile,
-    Ingest,
-    IngestManifest,
-    SignatureCounts,
-    check_same_software,
-    new_manifest,
-    read_ingests,
-    samples_path,
-    unknown_facts,
-)
 from opatlas.data.op_mapping import WrittenMapping, write_default_mapping
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.row.columns import INPUT_SHAPES, OUTPUT_SHAPES, PROFILING_AVERAGE
@@ -82,7 +72,7 @@ class IngestResult:
         problems: a sentence for each problem.
     """
 
-    manifest: IngestManifest | None = None
+    manifest: stored.IngestManifest | None = None
     outcome: CsvChanges = field(default_factory=CsvChanges)
     account: LaunchCounts = field(default_factory=LaunchCounts)
     files: Sequence[Path] = ()
@@ -104,16 +94,16 @@ def ingest_captures(database: Database, captures: Sequence[Path], request: Inges
     done = IngestResult()
     files = distinct_captures(captures, done.problems)
     done.same_bytes = [path for file in files for path in file.same_bytes]
-    known: Mapping[str, IngestManifest] = {}
+    known: Mapping[str, stored.IngestManifest] = {}
     if database.runs_dir.exists():
         with database.lock():
             done.completed = _complete_interrupted(database, done)
-            manifests = [ingest.manifest for ingest in read_ingests(database)]
+            manifests = [ingest.manifest for ingest in stored.read_ingests(database)]
             known = earlier_ingests(files, manifests, replace=request.replace)
     already = [(file.path, known[file.sha256]) for file in files if file.sha256 in known]
     done.already = [(path, manifest.run_id) for path, manifest in already]
     for manifest in {manifest.run_id: manifest for _, manifest in already}.values():
-        if facts := unknown_facts(manifest, request.device, request.versions):
+        if facts := stored.unknown_facts(manifest, request.device, request.versions):
             done.problems.append(
                 f"{manifest.run_id} has these captures without {facts}: ingest them into another --database-path"
             )
@@ -142,10 +132,10 @@ def ingest_captures(database: Database, captures: Sequence[Path], request: Inges
 
 def _store_samples(
     database: Database, files: Sequence[CaptureInput], aggregate: Aggregate, request: IngestRequest
-) -> tuple[list[Ingest], set[CaseKey]]:
+) -> tuple[list[stored.Ingest], set[CaseKey]]:
     """Runs steps 2 and 3. Returns all ingests, this one last, and its cases. Raises OpAtlasError."""
     cases = aggregate.cases()
-    earlier = read_ingests(database)
+    earlier = stored.read_ingests(database)
     manifests = [ingest.manifest for ingest in earlier]
     meanwhile = earlier_ingests(files, manifests, replace=request.replace)
     for file in files:
@@ -153,12 +143,12 @@ def _store_samples(
             run_id = meanwhile[file.sha256].run_id
             raise OpAtlasError(f"{file.path}: ingested by another process meanwhile ({run_id}): run again")
     if not request.mixed:
-        check_same_software(manifests, request.device, request.versions)
+        stored.check_same_software(manifests, request.device, request.versions)
     signatures = {kernel_type: of_type.signatures for kernel_type, of_type in cases.items()}
     unexplained = unexplained_rows(database, signatures, _ingest_ids(earlier))
     if unexplained and not request.replace:
         raise _refusal(database, unexplained)
-    manifest = new_manifest(
+    manifest = stored.new_manifest(
         manifests,
         replace=request.replace,
         device=request.device,
@@ -166,7 +156,7 @@ def _store_samples(
         files=[_capture_file(file, aggregate.files[file.path]) for file in files],
         options=request.options,
     )
-    path = samples_path(database, manifest.run_id)
+    path = stored.samples_path(database, manifest.run_id)
     lines = (
         SampleLine(
             kernel_type=case.kernel_type,
@@ -181,17 +171,17 @@ def _store_samples(
     write_samples(path, manifest, chain(lines, unexplained))
     manifest.write(database)
     keys = {(kernel_type, text) for kernel_type, texts in signatures.items() for text in texts}
-    return [*earlier, Ingest(manifest, path)], keys
+    return [*earlier, stored.Ingest(manifest, path)], keys
 
 
 def _write_statistics(
-    database: Database, ingests: Sequence[Ingest], manifest: IngestManifest, keys: set[CaseKey]
+    database: Database, ingests: Sequence[stored.Ingest], manifest: stored.IngestManifest, keys: set[CaseKey]
 ) -> CsvChanges:
     """Runs steps 4 and 5 for the cases of one ingest. Raises OpAtlasError."""
     cases = pool_cases(ingests, keys)
     outcome = apply_cases(database, cases, _ingest_ids(ingests))
     manifest.kernel_types = len(cases)
-    manifest.signatures = SignatureCounts(outcome.new, outcome.updated, outcome.unchanged)
+    manifest.signatures = stored.SignatureCounts(outcome.new, outcome.updated, outcome.unchanged)
     others = {run_id for of_type in cases.values() for run_id in of_type.run_ids}
     manifest.added_to = tuple(sorted(others - {manifest.run_id}))
     # The next ingest tries again what has problems.
@@ -203,7 +193,7 @@ def _write_statistics(
 def _complete_interrupted(database: Database, done: IngestResult) -> list[str]:
     """Completes ingests that were interrupted, and returns their ids. Raises OpAtlasError."""
     completed = []
-    ingests = read_ingests(database)
+    ingests = stored.read_ingests(database)
     for ingest in ingests:
         if ingest.manifest.finished_at is None and ingest.samples is not None:
             outcome = _write_statistics(database, ingests, ingest.manifest, case_keys(ingest))
@@ -239,7 +229,7 @@ def rebuild_profiling(database: Database) -> RebuildResult:
     Raises:
         OpAtlasError: a file of an ingest cannot be read, or a manifest cannot be written.
     """
-    ingests = read_ingests(database)
+    ingests = stored.read_ingests(database)
     cases, known = pool_cases(ingests), _ingest_ids(ingests)
     outcome = apply_cases(database, cases, known)
     edited = clear_edited_rows(database, cases, known)
@@ -251,12 +241,12 @@ def rebuild_profiling(database: Database) -> RebuildResult:
     return RebuildResult(outcome, edited, tuple(missing))
 
 
-def _ingest_ids(ingests: Sequence[Ingest]) -> set[str]:
+def _ingest_ids(ingests: Sequence[stored.Ingest]) -> set[str]:
     return {ingest.manifest.run_id for ingest in ingests if ingest.samples is not None}
 
 
-def _capture_file(file: CaptureInput, counts: LaunchCounts) -> CaptureFile:
-    return CaptureFile(
+def _capture_file(file: CaptureInput, counts: LaunchCounts) -> stored.CaptureFile:
+    return stored.CaptureFile(
         path=printable(str(file.path)),
         name=printable(file.path.name),
         size_bytes=file.size_bytes,

@@ -10,19 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from opatlas.capture import capture_reader as reader
 from opatlas.capture.ascend_database import LAUNCHED
-from opatlas.capture.capture_reader import (
-    DEVICE,
-    NAME,
-    START,
-    STEP,
-    STREAM,
-    TYPE,
-    WAIT,
-    column_of,
-    read_capture_header,
-    read_chunks,
-)
 from opatlas.capture.launches import DeviceTime
 from opatlas.errors import TableError
 from opatlas.row.columns import BASE, INPUT_SHAPES
@@ -34,7 +23,7 @@ from opatlas.text import parse_real
 WAIT_TOLERANCE_US = 0.5
 #: A capture with a larger share of waits that do not fit its rows is an excerpt.
 _EXCERPT = 0.01
-_OWN = (START, DEVICE, NAME, STEP, STREAM, WAIT, LAUNCHED)
+_OWN = (reader.START, reader.DEVICE, reader.NAME, reader.STEP, reader.STREAM, reader.WAIT, LAUNCHED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +92,13 @@ def read_launches(path: Path) -> Launches:
     Raises:
         TableError: the file cannot be read, is not a capture, was taken at level 0, or has no start times.
     """
-    header = read_capture_header(path)
-    own = {column: name for column in _OWN if (name := column_of(header.names, column))}
-    if START not in own:
-        raise TableError(path, f"no column {START!r}", "Take the profile again with --task-time=l1", line=1)
+    header = reader.read_capture_header(path)
+    own = {column: name for column in _OWN if (name := reader.column_of(header.names, column))}
+    if reader.START not in own:
+        raise TableError(path, f"no column {reader.START!r}", "Take the profile again with --task-time=l1", line=1)
     launches: list[Launch] = []
     problems: list[tuple[int, str]] = []
-    for chunk in read_chunks(path, replace(header, text={**header.text, **own})):
+    for chunk in reader.read_chunks(path, replace(header, text={**header.text, **own})):
         problems += [(bad.line, f"{bad.fields} of {len(header.names)} columns") for bad in chunk.malformed]
         columns = {name: array.to_pylist() for name, array in chunk.text.items()}
         counters = {name: values.tolist() for name, values in chunk.counters.items()}
@@ -133,17 +122,17 @@ def _launch(
         raise ValueError(f"{duration!r} is not a duration")
     if duration_us > LONGEST_US:
         raise ValueError(f"{duration!r} us is more than an hour, which no launch takes")
-    wait_us, launched = parse_real(cells.get(WAIT, "")), cells.get(LAUNCHED, "")
+    wait_us, launched = parse_real(cells.get(reader.WAIT, "")), cells.get(LAUNCHED, "")
     return Launch(
-        device=cells.get(DEVICE, "").strip(),
-        start_ns=nanoseconds(cells[START]),
+        device=cells.get(reader.DEVICE, "").strip(),
+        start_ns=nanoseconds(cells[reader.START]),
         duration_us=duration_us,
-        kernel_type=cells[TYPE].strip(),
+        kernel_type=cells[reader.TYPE].strip(),
         cells={column: strip_quotes(cells[column]) for column in BASE if column in cells},
         counters={name: values[row] for name, values in counters.items() if math.isfinite(values[row])},
-        name=strip_quotes(cells.get(NAME, "")),
-        step=_word(cells.get(STEP, "")),
-        stream=_word(cells.get(STREAM, "")),
+        name=strip_quotes(cells.get(reader.NAME, "")),
+        step=_word(cells.get(reader.STEP, "")),
+        stream=_word(cells.get(reader.STREAM, "")),
         wait_us=wait_us if wait_us is not None and math.isfinite(wait_us) else None,
         launched_ns=nanoseconds(launched) if launched else None,
     )

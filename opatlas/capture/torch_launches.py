@@ -22,16 +22,8 @@ from opatlas.capture.torch_operators import CACHE_OPERATOR, EXPERTS, attention_o
 from opatlas.capture.torch_trace import COLLECTIVE, CallKind, TorchTrace, read_trace
 from opatlas.data.cells import kernels_cell
 from opatlas.errors import TableError
+from opatlas.row import columns as col
 from opatlas.row.attention import Sequences, batch_cells, row_key
-from opatlas.row.columns import (
-    ACCELERATOR_CORE,
-    BASE,
-    EXTRA_IN_SIGNATURE,
-    MEAN_LENGTHS,
-    PROFILING_KERNEL_NAMES,
-    PROFILING_SOURCE,
-    WITHOUT_LENGTHS,
-)
 from opatlas.row.location import slug
 from opatlas.text import kernel_name
 
@@ -78,7 +70,7 @@ def sequences_of_steps(steps: Iterable[str]) -> Iterator[tuple[list[Sequences], 
             phases[phase] = [Sequences(1, (queries + at) // count, (keys + at) // count) for at in range(count)]
             is_mean |= count > 1 and (queries < keys or queries**2 < count * squares)
         if any(phases.values()):
-            yield phases["generation"], phases["context"], dict([MEAN_LENGTHS] if is_mean else [])
+            yield phases["generation"], phases["context"], dict([col.MEAN_LENGTHS] if is_mean else [])
 
 
 def with_lengths_of_step(row: CapturedRow, steps: Iterable[str]) -> CapturedRow:
@@ -167,7 +159,7 @@ class TraceOutcomes:
             self._rows[key] = row_of(operator, [self.trace.names[name] for name in names])
         row = self._rows[key]
         if isinstance(row, CapturedRow):
-            has_lengths = WITHOUT_LENGTHS not in row.cells.items()
+            has_lengths = col.WITHOUT_LENGTHS not in row.cells.items()
         else:
             has_lengths = row.reason is not SkipReason.NO_LENGTHS
         if has_lengths:
@@ -253,8 +245,8 @@ def read_torch_trace(
             _COPIES.get(trace.kind[event]) or kernel_name(trace.names[trace.name[event]]) for event in outcome.events
         ]
         own = {
-            PROFILING_KERNEL_NAMES: kernels_cell(names),
-            PROFILING_SOURCE: "CUDA graph" if outcome.is_replay else "eager",
+            col.PROFILING_KERNEL_NAMES: kernels_cell(names),
+            col.PROFILING_SOURCE: "CUDA graph" if outcome.is_replay else "eager",
         }
         if outcome.row.differs:
             launches.counts.differing_ns[outcome.row.differs] += time_ns
@@ -281,7 +273,7 @@ def torch_launches(path: Path) -> Launches:
         if isinstance(row, CapturedRow):
             kernel_type, cells = row.kernel_type, dict(row.cells)
         elif row.reason is SkipReason.COLLECTIVE:
-            cells = {ACCELERATOR_CORE: COMMUNICATION}
+            cells = {col.ACCELERATOR_CORE: COMMUNICATION}
         call_us = sum(trace.duration_ns[event] for event in outcome.events) / 1e3
         for event in outcome.events:
             call = int(trace.call_of[event])
@@ -291,7 +283,7 @@ def torch_launches(path: Path) -> Launches:
                     start_ns=trace.start_ns[event],
                     duration_us=trace.duration_ns[event] / 1e3,
                     kernel_type=kernel_type,
-                    cells={column: cells[column] for column in (*BASE, *EXTRA_IN_SIGNATURE) if column in cells},
+                    cells={column: cells[column] for column in (*col.BASE, *col.EXTRA_IN_SIGNATURE) if column in cells},
                     counters={},
                     name=trace.names[trace.name[event]],
                     step=trace.step_of(trace.call_ns[call]) if call >= 0 else "",

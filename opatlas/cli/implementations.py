@@ -18,6 +18,7 @@ from opatlas.errors import CellError, OpAtlasError, UsageError
 from opatlas.installation import KERNEL_TEMPLATES, extensions, require_extra
 from opatlas.row.location import list_databases
 from opatlas.row.roofline import tensor_bytes
+from opatlas.row.signature import kernel_types_meant
 from opatlas.row.slots import base_type, row_slots
 from opatlas.run.devices.device import device_kinds
 from opatlas.run.implementation import TORCH, Implementation, KernelSource
@@ -99,7 +100,9 @@ def implementations(
 
 def _write_templates(folder: Path, ops: Sequence[str], suite: str, database: Path | None) -> Result:
     of_torch = [name for name in ops if "." in name]
-    kernel_types = [name for name in ops if name not in of_torch]
+    there = [name for path in _databases_with_rows(database) for name in Database(path).kernel_types()]
+    near = [kernel_types_meant(name, dict.fromkeys(there))[0] for name in ops if name not in of_torch]
+    kernel_types = [kernel_types_meant(name, replays_of_bench())[0] for name in near]
     files: Mapping[Path, str] = {}
     if of_torch or suite:
         if (operators := extensions(KERNEL_TEMPLATES).get("operators")) is None:
@@ -235,6 +238,10 @@ def _write_files(
     return list(texts)
 
 
+def _databases_with_rows(database: Path | None) -> Sequence[Path]:
+    return [database] if database is not None else list_databases()
+
+
 def sample_rows(kernel_types: Sequence[str], database: Path | None) -> Mapping[str, Mapping[str, str]]:
     """Returns a small row of each kernel type: of a database, of any default one, or of a small model.
 
@@ -242,7 +249,7 @@ def sample_rows(kernel_types: Sequence[str], database: Path | None) -> Mapping[s
         OpAtlasError: no database has one, or a file cannot be read.
     """
     found: dict[str, Mapping[str, str]] = {}
-    for path in [database] if database is not None else list_databases():
+    for path in _databases_with_rows(database):
         found |= _smallest_rows(Database(path), set(kernel_types).difference(found))
     if database is None and (lacking := set(kernel_types).difference(found)):
         with TemporaryDirectory(prefix="opatlas-starter-") as folder:

@@ -95,23 +95,13 @@ def ingest(
     }
     with usage_errors():
         found = FoundCaptures([]) if profiling_path is None else find_captures(profiling_path)
-        if traces := [file for file in found.files if kind_of_capture(file) is TRACE]:
-            device, cuda = captured_gpu(traces, device, may_be_unknown=database_path is not None)
-            given = dataclasses.replace(given, cuda=cuda)
         if database_path is not None:
             expect_folder(database_path, _MAKES, option="--database-path", may_be_made=profiling_path is not None)
-        else:
-            device = device or DEFAULT_NPU_DEVICE
-            if not traces:
-                # `npu` does not say which one.
-                expect_npu(device)
-            given = detect(given)
-            database_path = default_path(device, given)
+        database_path, device, software = _place(found.files, database_path, device, given)
         records_mb = sum(map(size_mb, attention_records))
     database = Database(database_path)
     found_by = list[Result]()
     if profiling_path is not None:
-        software = dataclasses.replace(given, nccl=None, cuda=given.cuda if traces else None)
         request = IngestRequest(profiling_path, replace, mixed, device, software, manifest_options, shapes_from)
         found_by.append(_ingest(database, found, request))
     if attention_records or batches:
@@ -129,6 +119,24 @@ def ingest(
     if profiling_path is not None and len(found_by) == 1 and (left := rows_without_lengths(database)):
         parts.append(Fields({"attention rows without lengths": (left, "--attention-records or --attention")}))
     return Result(parts, content, problems)
+
+
+def _place(
+    files: Sequence[Path], path: Path | None, device: str | None, given: Versions
+) -> tuple[Path, str | None, Versions]:
+    """Returns the folder of the database, the device, and the versions: of traces those of the GPU that they name."""
+    traces = [file for file in files if kind_of_capture(file) is TRACE]
+    if traces:
+        device, cuda = captured_gpu(traces, device, may_be_unknown=path is not None)
+        given = dataclasses.replace(given, cuda=cuda)
+    if path is None:
+        device = device or DEFAULT_NPU_DEVICE
+        if not traces:
+            # `npu` does not say which one.
+            expect_npu(device)
+        given = detect(given)
+        path = default_path(device, given)
+    return path, device, dataclasses.replace(given, nccl=None, cuda=given.cuda if traces else None)
 
 
 def _ingest(database: Database, found: FoundCaptures, request: IngestRequest) -> Result:

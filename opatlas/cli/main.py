@@ -29,15 +29,15 @@ _COLLECT_AFTER = 500_000
 BUILT_IN = {
     "ingest": Command("Rows", "bring captures, and lengths of attention, into a database", "opatlas.cli.ingest:ingest"),
     "shapes": Command("Rows", "add theory rows of models to the database", tests="shapes"),
-    "fetch": Command("Rows", "install databases from a file or a server", "opatlas.cli.fetch:fetch"),
-    "combine": Command("Rows", "combine databases that were measured separately", "opatlas.cli.combine:combine"),
+    "fetch": Command("Rows", "install databases from a file or a server", "opatlas.cli.databases:fetch"),
+    "combine": Command("Rows", "combine databases that were measured separately", "opatlas.cli.databases:combine"),
     "export": Command("Rows", "write the rows for other tools: Parquet, CSV", "opatlas.cli.query:export"),
     "bench": Command("Measure", "replay the rows of the database on a device", tests="bench"),
     "collectives": Command("Measure", "measure collectives between devices", tests="bench/test_collectives.py"),
     "show": Command("Look", "show the databases, one of them, or the kernel types", "opatlas.cli.show:show"),
     "check": Command("Look", "test the data of a database", "opatlas.cli.check:check"),
     "history": Command(
-        "Look", "show the durations of each run, and which changed; restore rows", "opatlas.cli.history:history"
+        "Look", "show the durations of each run, and which changed; restore rows", "opatlas.cli.compare:history"
     ),
     "report": Command("Look", "write a site that shows a database in a browser", "opatlas.cli.show:report"),
     "query": Command("Ask", "the duration of a call, measured or predicted", "opatlas.cli.query:query"),

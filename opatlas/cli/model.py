@@ -115,34 +115,16 @@ def model(
         with progress(f"{against.name}, calls", None) as advance:
             served = served_costs(opened, against, model.model, implementation, lambda _: advance(1))
         return Result([*_served_parts(served)], json=served.figures)
-    lengths = [(0, 0, words) for words in sequences]
-    if batch or context or not sequences:
-        lengths += product(batch or (model.batch,), context or (model.context,), ("" if batch else model.sequences,))
-    steps = [
-        msgspec.structs.replace(
-            model,
-            tp=t,
-            ep=e,
-            batch=b,
-            context=c,
-            sequences=words,
-            phase=phase or model.phase,
-            dtype=dtype or model.dtype,
-        )
-        for t, e, (b, c, words) in product(tp or (model.tp,), ep or (model.ep,), lengths)
-    ]
+    model = msgspec.structs.replace(model, phase=phase or model.phase, dtype=dtype or model.dtype)
+    steps = [*_steps(model, tp, ep, batch, context, sequences)]
     # A wrong model is told before a wrong database.
     name = resolve_model(model.model).name
-    started_at, opened = time.time(), open_database(place)
+    if next is not None:
+        return _next(name, place, steps, next, dry_run)
+    opened = open_database(place)
     # The first questions about a database fit models, which takes up to half a minute.
     with progress(f"{name}, calls", None) as advance:
-        if next is None:
-            found = step_costs(opened, steps, implementation, lambda _: advance(1))
-        else:
-            rows = opened.next_rows(next, steps, lambda _: advance(1))
-    if next is not None:
-        added = 0 if dry_run or not rows.rows else _add(Database(opened.path), rows, steps, started_at)
-        return Result([*_next_parts(opened, rows, added)], json=_next_json(rows))
+        found = step_costs(opened, steps, implementation, lambda _: advance(1))
     costs = [cost for _, cost, _ in found if cost is not None]
     if plot is not None:
         write_plot(plot, costs)
@@ -152,6 +134,31 @@ def model(
     if len(found) == len(costs) == 1:
         return Result([*_cost_parts(costs[0]), *written], json=_cost_json(costs[0]))
     return Result([*_sweep_parts(name, found), *written], json=[*map(_swept_json, found)])
+
+
+def _steps(
+    model: Step,
+    tp: Sequence[int],
+    ep: Sequence[int],
+    batch: Sequence[int],
+    context: Sequence[int],
+    sequences: Sequence[str],
+) -> Iterator[Step]:
+    """Yields a step for each combination of the values; one of the model's own for what has none."""
+    lengths = [(0, 0, words) for words in sequences]
+    if batch or context or not sequences:
+        lengths += product(batch or (model.batch,), context or (model.context,), ("" if batch else model.sequences,))
+    for t, e, (b, c, words) in product(tp or (model.tp,), ep or (model.ep,), lengths):
+        yield msgspec.structs.replace(model, tp=t, ep=e, batch=b, context=c, sequences=words)
+
+
+def _next(name: str, place: str, steps: Sequence[Step], most: int, dry_run: bool) -> Result:
+    """Finds the rows to measure next, and adds them to the database."""
+    started_at, opened = time.time(), open_database(place)
+    with progress(f"{name}, calls", None) as advance:
+        rows = opened.next_rows(most, steps, lambda _: advance(1))
+    added = 0 if dry_run or not rows.rows else _add(Database(opened.path), rows, steps, started_at)
+    return Result([*_next_parts(opened, rows, added)], json=_next_json(rows))
 
 
 def _names() -> Table:

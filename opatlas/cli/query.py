@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,6 +22,7 @@ from opatlas.progress import note_after, track
 from opatlas.row.attention import read_sequences
 from opatlas.row.columns import INPUT_SLOTS, OUTPUT_SLOTS
 from opatlas.row.communication import BY_NAME, is_communication
+from opatlas.row.signature import kernel_types_meant
 from opatlas.row.slots import dtype_name, known_dtype
 from opatlas.show.parameters import Names
 from opatlas.show.result import Column, Fields, Part, Result, Table
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 _ATTENTION = "attention"
 #: Between the sizes of a shape.
 _BY = re.compile(r"(?<=\d)[xX](?=\d)")
-_VERSION = re.compile(r"v\d+$")
 
 
 def query(
@@ -66,7 +66,7 @@ def query(
     if file is not None and dtypes:
         raise UsageError("the rows of --file have dtypes: leave out --dtypes")
     opened = open_database(database)
-    kernel_type = _meant(kernel_type, [*opened.kernel_types(), *BY_NAME, _ATTENTION])
+    kernel_type = kernel_types_meant(kernel_type, [*opened.kernel_types(), *BY_NAME, _ATTENTION])[0]
     shapes = tuple(_BY.sub(",", word) if "@" not in word else word for word in shapes)
     with note_after(f"fitting models to the rows: some seconds, once ({folder()} keeps them)"):
         if file is not None:
@@ -92,14 +92,6 @@ def _answer(
     if len(numbers) != 2 or min(numbers) < 1:
         raise UsageError(f"{name} {' '.join(words)}: give the bytes of the message and the devices, such as 1048576 2")
     return database.collective(name, bytes=numbers[0], devices=numbers[1], dtype=(*dtypes, "BF16")[0])
-
-
-def _meant(word: str, known: Sequence[str]) -> str:
-    """Returns the name that a word means, in any case, without `_` and a version; the word itself if none."""
-    asked = word.lower().replace("_", "")
-    plain = {name.lower().replace("_", ""): name for name in reversed(known)}
-    versions = {_VERSION.sub("", name): named for name, named in plain.items()}
-    return word if word in known else plain.get(asked, versions.get(asked, word))
 
 
 def _attention(

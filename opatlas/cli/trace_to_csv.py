@@ -25,8 +25,6 @@ from opatlas.text import parse_real
 
 #: The first columns. The args follow, each in a column of its name, in order of appearance.
 COLUMNS = ("op_name", "kernel_type", "dur_us", "shapes", "ts_us", "pid", "tid", "category")
-#: Further args share the last column, as JSON.
-MOST_COLUMNS, MORE_ARGS = 500, "more_args"
 _TYPE_ARGS = ("kernel_type", "Kernel Type", "OP Type", "Op Type", "op_type", "Type")
 _SHAPE_ARGS = ("Input Shapes", "Input Dims", "input_shapes", "Input shapes", "shapes")
 _MALFORMED_NAMED = 10
@@ -57,13 +55,10 @@ class TraceTable:
         """Finds the columns of the events."""
         for event in events:
             for key in _args(event) if _problem(event) == "" else ():
-                if key in self._args or self.columns[-1] == MORE_ARGS:
-                    continue
-                if len(self.columns) == MOST_COLUMNS:
-                    self.columns.append(MORE_ARGS)
+                if key in self._args:
                     continue
                 name = _text(key).replace("\n", "\\n")
-                name = f"args.{name}" if name in (*COLUMNS, MORE_ARGS) else name
+                name = f"args.{name}" if name in COLUMNS else name
                 # Two args may differ only in characters that a header cannot have.
                 while name in self.columns:
                     name += "_"
@@ -95,11 +90,7 @@ class TraceTable:
         name, args = _text(event.get("name")), _args(event)
         cells = [name, _kernel_type(name, args), _text(event["dur"]), _shapes(args)]
         cells += [_text(event.get(key)) for key in ("ts", "pid", "tid", "cat")]
-        cells += [_text(args.get(key)) for key in self._args]
-        if self.columns[-1] == MORE_ARGS:
-            more = {key: value for key, value in args.items() if key not in self._args}
-            cells.append(_text(more) if more else "")
-        return cells
+        return [*cells, *(_text(args.get(key)) for key in self._args)]
 
 
 def _problem(event: Any) -> str | None:
@@ -178,10 +169,6 @@ def trace_to_csv(*, trace: Path, output: Path | None = None) -> Result:
         total_mb = size_mb(trace)
         if output.exists() and output.samefile(trace):
             raise OpAtlasError(f"{output}: is the trace itself: name another file with --output")
-        if output.is_dir():
-            raise OpAtlasError(f"{output}: is a folder: name a file in it with --output")
-        if not output.parent.is_dir():
-            raise OpAtlasError(f"{output}: there is no folder {output.parent}: make it")
     problems: list[str] = []
     table = TraceTable()
 

@@ -12,15 +12,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from opatlas.data.csv_files import (
-    TEMPORARY_SUFFIX,
-    is_abandoned,
-    not_writable,
-    read_table,
-    text_table,
-    write_table,
-    write_text,
-)
+from opatlas.data import csv_files
 from opatlas.data.header import expect_columns, read_header
 from opatlas.errors import OpAtlasError
 from opatlas.files import read_safely, safe_folder, safe_lock
@@ -129,7 +121,7 @@ class Database:
     def read(self, kernel_type: str) -> RowTable:
         """Reads the rows of a kernel type. Raises TableError."""
         path = self.csv_path(kernel_type)
-        return RowTable(kernel_type, path, read_table(path, kernel_type))
+        return RowTable(kernel_type, path, csv_files.read_table(path, kernel_type))
 
     def read_or_empty(self, kernel_type: str, columns: Sequence[str] = ()) -> RowTable:
         """Reads the rows of a kernel type; without a file no rows, with some columns, or those of a row's identity.
@@ -140,11 +132,11 @@ class Database:
         path = self.csv_path(kernel_type)
         if path.exists():
             return self.read(kernel_type)
-        return RowTable(kernel_type, path, text_table(columns or row_kind(kernel_type).identity_columns))
+        return RowTable(kernel_type, path, csv_files.text_table(columns or row_kind(kernel_type).identity_columns))
 
     def write(self, table: RowTable) -> None:
         """Replaces the file of a table in one step. The caller holds the lock."""
-        write_table(table.arrow, table.path)
+        csv_files.write_table(table.arrow, table.path)
 
     def pruned_types(self) -> list[str]:
         """Returns the kernel types that have pruned rows, sorted."""
@@ -153,7 +145,9 @@ class Database:
     def pruned(self, kernel_type: str) -> RowTable:
         """Reads the rows of a kernel type that were moved to `pruned/`; none without a file. Raises TableError."""
         path = self.pruned_dir / self.csv_path(kernel_type).name
-        return RowTable(kernel_type, path, read_table(path, kernel_type) if path.exists() else text_table(()))
+        return RowTable(
+            kernel_type, path, csv_files.read_table(path, kernel_type) if path.exists() else csv_files.text_table(())
+        )
 
     def add_pruned(self, kernel_type: str, rows: Iterable[Mapping[str, str]]) -> int:
         """Adds rows to the pruned ones, each once, and returns their number. Raises OpAtlasError."""
@@ -166,7 +160,7 @@ class Database:
         added = [row for content, row in new.items() if content not in known]
         if added:
             columns = dict.fromkeys([*table.columns, *(name for row in added for name in row)])
-            write_table(text_table(columns, [*there, *added]), table.path)
+            csv_files.write_table(csv_files.text_table(columns, [*there, *added]), table.path)
         return len(added)
 
     def new_report_path(self, name: str, at: float, *, suffix: str = ".csv") -> Path:
@@ -182,8 +176,8 @@ class Database:
     def _sweep(self) -> None:
         """Removes the temporary files of writers that were killed. The caller holds the lock."""
         for folder in (self.path, *self.folders()):
-            for path in folder.glob(f".*{TEMPORARY_SUFFIX}"):
-                if is_abandoned(path):
+            for path in folder.glob(f".*{csv_files.TEMPORARY_SUFFIX}"):
+                if csv_files.is_abandoned(path):
                     path.unlink(missing_ok=True)
 
     @contextlib.contextmanager
@@ -211,7 +205,7 @@ class Database:
             ) from None
         except OSError as error:
             lock.release()
-            raise OpAtlasError(not_writable(self.path, error)) from None
+            raise OpAtlasError(csv_files.not_writable(self.path, error)) from None
         try:
             yield
         finally:
@@ -248,16 +242,16 @@ class SessionLock:
             self._database.journal_dir.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(timeout=0)
             self.stale = _read(self._holder_file)
-            write_text(self._holder_file, json_line(asdict(self._holder)))
+            csv_files.write_text(self._holder_file, json_line(asdict(self._holder)))
         except OpAtlasError as error:
             self._lock.release()
             if isinstance(error.__cause__, OSError):
-                raise OpAtlasError(not_writable(self._database.path, error.__cause__)) from None
+                raise OpAtlasError(csv_files.not_writable(self._database.path, error.__cause__)) from None
             raise
         except Timeout:
             raise OpAtlasError(f"{self._database.path} is in use by {self._other()}: {self._remedy}") from None
         except OSError as error:
-            raise OpAtlasError(not_writable(self._database.path, error)) from None
+            raise OpAtlasError(csv_files.not_writable(self._database.path, error)) from None
 
     def release(self) -> None:
         """Releases the lock, if it was taken."""

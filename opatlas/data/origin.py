@@ -15,17 +15,7 @@ from pathlib import Path
 
 from opatlas.data.database import Database
 from opatlas.data.manifest import Ingest, Manifest, read_ingests, read_manifests
-from opatlas.row.location import (
-    UNNAMED_NPU,
-    device_kind,
-    implementation_of,
-    is_chip,
-    is_product,
-    parse_implementation,
-    parse_path,
-    public_version,
-    shipped_note,
-)
+from opatlas.row import location
 from opatlas.row.versions import CANN, CUDA, NCCL, TORCH, VLLM, kind_of, native_kind, same_release, version_key
 from opatlas.text import pluralize
 
@@ -97,13 +87,13 @@ class MeasurementOrigin:
         An unnamed NPU is the same as any NPU, and a product (`ATLAS_...`) the same as any chip (`Ascend910B3`), which
         may be the chip in it.
         """
-        kinds = {each.kind or (each.device and device_kind(each.device)) for each in (self, other)} - {""}
+        kinds = {each.kind or (each.device and location.device_kind(each.device)) for each in (self, other)} - {""}
         if len(kinds) > 1:
             return False
         names = {self.device, other.device} - {""}
-        if len(names) < 2 or UNNAMED_NPU in names:
+        if len(names) < 2 or location.UNNAMED_NPU in names:
             return True
-        return any(map(is_product, names)) and any(map(is_chip, names))
+        return any(map(location.is_product, names)) and any(map(location.is_chip, names))
 
 
 @cache
@@ -120,11 +110,13 @@ def joined(devices: Iterable[str]) -> str:
 
 def folder_origin(database: Database) -> MeasurementOrigin | None:
     """Returns the origin that the path of a database names; None if the path has another form."""
-    named = parse_path(database.path)
+    named = location.parse_path(database.path)
     if named is None:
         return None
     device, versions = named
-    return MeasurementOrigin(device, device_kind(device), versions, implementation=implementation_of(database.path)[0])
+    return MeasurementOrigin(
+        device, location.device_kind(device), versions, implementation=location.implementation_of(database.path)[0]
+    )
 
 
 def run_origins(manifest: Manifest) -> Iterator[MeasurementOrigin]:
@@ -135,10 +127,10 @@ def run_origins(manifest: Manifest) -> Iterator[MeasurementOrigin]:
             continue
         name, facts = str(device["name"]), device.get("facts")
         facts = facts if isinstance(facts, Mapping) else {}
-        kind = str(device.get("kind") or device_kind(name))
+        kind = str(device.get("kind") or location.device_kind(name))
         threads = facts.get("threads")
         # "" for the default.
-        implementation, version = parse_implementation(str(manifest.options.get("implementation") or ""))
+        implementation, version = location.parse_implementation(str(manifest.options.get("implementation") or ""))
         implemented = {implementation: version} if version else {}
         yield MeasurementOrigin(
             device=name,
@@ -158,7 +150,7 @@ def _versions(facts: Mapping[str, object], packages: Mapping[str, str]) -> dict[
     for name, (of_facts, package) in _IN_MANIFEST.items():
         told = [str(facts[fact]) for fact in of_facts if facts.get(fact)] + [packages.get(package, "")]
         if told[0]:
-            found[name] = public_version(told[0])
+            found[name] = location.public_version(told[0])
     return found
 
 
@@ -203,7 +195,7 @@ class Provenance:
     @cached_property
     def shipped(self) -> str:
         """What a shipped database was measured on; "" for any other database. Raises OpAtlasError."""
-        return shipped_note(self.database.path)
+        return location.shipped_note(self.database.path)
 
     @property
     def problems(self) -> Sequence[str]:
@@ -230,7 +222,7 @@ class Provenance:
         """
         named = _named([each for each in self.ingests if each.manifest.run_id in run_ids] or self.ingests)
         is_npu = self.folder is not None and self.folder.kind == native_kind().name
-        return named or [self.folder.device if self.folder is not None and is_npu else UNNAMED_NPU]
+        return named or [self.folder.device if self.folder is not None and is_npu else location.UNNAMED_NPU]
 
     def replayed(self, run_id: str) -> str:
         """Returns the device of a replay; several with commas, "" if unknown."""
@@ -257,7 +249,7 @@ class Provenance:
                 replayed[name] += manifest.statuses.get("measured", 0)
         if self.ingests:
             npus = Counter({name: count for name, count in replayed.items() if kind_of(name).is_native})
-            return _most(npus) if npus else UNNAMED_NPU
+            return _most(npus) if npus else location.UNNAMED_NPU
         return _most(replayed)
 
     def hosts(self, run_ids: Iterable[str]) -> list[str]:

@@ -178,6 +178,15 @@ def list_databases(root: Path | None = None) -> list[Path]:
     return [path for path in found if path.is_dir() and parse_path(path) is not None]
 
 
+def messages_of_device(database: Path) -> Path | None:
+    """Returns the newest communication database of the device that a path names: beside it, or else in the wheel."""
+    parsed = parse_path(database)
+    for device in (database.parents[1], SHIPPED_DATABASES / parsed[0]) if parsed is not None else ():
+        if folders := {path.parent for path in device.glob("*/*/hcom_*.csv")}:
+            return max(folders, key=newness)
+    return None
+
+
 def parse_npu_path(path: Path) -> ParsedPath | None:
     """Returns `parse_path` of a compute database of an NPU; None for any other folder."""
     return parse_path(path) if path.resolve().parent.name == native_kind().stack else None

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from opatlas.errors import CellError
 from opatlas.row.attention import attention_sizes
 from opatlas.row.columns import GROUPED, MESSAGE
-from opatlas.row.slots import FP8, Slot, base_type, known_dtype, row_slots
+from opatlas.row.slots import FOUR_BITS, FP8, Slot, base_type, known_dtype, row_slots
 from opatlas.text import parse_whole
 
 
@@ -119,22 +119,33 @@ _STREAMING = frozenset(
         *("AddRmsNorm", "AddRmsNormBias", "AddRmsNormDynamicQuant", "ArgMaxV2", "ArgMaxWithValue", "AscendQuantV2"),
         *("BroadcastTo", "Cast", "ClipByValueV2", "ConcatD", "ConcatV2D", "Cos", "Cumsum", "DepthwiseConv2D"),
         *("DynamicBlockQuant", "DynamicQuant", "Equal", "Exp", "FastGelu", "FloorDiv", "FloorMod", "Gelu", "GeluV2"),
-        *("Greater", "GreaterEqual", "InplaceAddRmsNorm", "InterleaveRope", "LayerNormV3", "Less", "LessEqual", "Log"),
+        *(
+            "Greater",
+            "GreaterEqual",
+            "HcPost",
+            "HcPre",
+            "InplaceAddRmsNorm",
+            "InterleaveRope",
+            "LayerNormV3",
+            "Less",
+            "LessEqual",
+            "Log",
+        ),
         *("LogSoftmaxV2", "LogicalAnd", "LogicalNot", "LogicalOr", "LpNormV2", "Maximum", "Minimum", "NotEqual"),
         *("Pack", "Pad", "PadV3", "Pows", "Reciprocal", "ReduceAll", "ReduceAny", "ReduceMean", "ReduceMeanD"),
         *("ReduceSum", "ReduceSumD", "Relu", "RmsNorm", "RotaryPositionEmbedding", "Rsqrt", "ScaledMaskedSoftmax"),
         *("Sigmoid", "Sin", "SoftmaxV2", "Split", "SplitV", "SplitVD", "Sqrt", "Square", "SwiGlu", "Swish", "Tanh"),
+        *("GeGluV2", "ClippedSwiglu"),
         *("TensorMove", "Tile", "Transpose"),
     }
 )
-#: Some kernels pack two elements of this dtype into a byte, others do not.
-_PACKED = "INT4"
 
 
 def tensor_bytes(slots: Sequence[Slot]) -> int | None:
     """Returns the bytes of all tensors; None if a dtype is unknown, or its elements have no fixed size."""
     dtypes = [known_dtype(slot.dtype) for slot in slots if not slot.absent]
-    if any(dtype is None or dtype.name == _PACKED for dtype in dtypes):
+    # Some kernels pack two of these elements into a byte, others do not.
+    if any(dtype is None or dtype.name in FOUR_BITS for dtype in dtypes):
         return None
     shapes = [slot.shape for slot in slots if not slot.absent]
     return sum(math.prod(shape) * dtype.bytes for shape, dtype in zip(shapes, dtypes, strict=True) if dtype)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from opatlas.errors import OpAtlasError
 from opatlas.row import columns as col
-from opatlas.row.communication import is_communication, message_signature
+from opatlas.row.communication import COLLECTIVES, is_communication, message_signature
 from opatlas.row.slots import (
     SlotNumbers,
     dtype_name,
@@ -263,6 +263,35 @@ def make_case_id(kernel_type: str, signature: str, row_digest: str = "") -> str:
 def case_id_in(nodeid: str) -> str:
     """Returns the id of the row in a node id of pytest: the text in the last brackets."""
     return nodeid.rpartition("[")[2].removesuffix("]")
+
+
+#: Words of the field for kernel types with other names.
+_ALIASES = {"attention": "FusedInferAttentionScore", **{each.name: each.kernel_type for each in COLLECTIVES}}
+_VERSION = re.compile(r"v\d+$")
+
+
+def kernel_types_meant(word: str, known: Iterable[str]) -> list[str]:
+    """Returns the kernel types that a word of a user means, the nearest first; the word itself if it means none.
+
+    The first that fits: the name; names in any case, without `_`, and of all versions where the word has none;
+    attention, or a collective as torch names it.
+
+    Args:
+        word: as on a command line: `MatMulV2`, `matmul`, `rms_norm`, `attention`, `all_reduce`.
+        known: the kernel types to choose from.
+    """
+    names = list(known)
+    if word in names:
+        return [word]
+    asked = _letters(word)
+    if found := [name for name in names if asked in (_letters(name), _VERSION.sub("", _letters(name)))]:
+        return sorted(found, key=lambda name: _letters(name) != asked)
+    meant = next((name for alias, name in _ALIASES.items() if _letters(alias) == asked), "")
+    return [meant] if meant in names else [word]
+
+
+def _letters(name: str) -> str:
+    return name.lower().replace("_", "")
 
 
 @dataclass(frozen=True)

@@ -290,6 +290,8 @@ _KNOWN = {
         Dtype("DOUBLE", "float64", 8, is_float=True),
         Dtype("FLOAT8_E4M3FN", "float8_e4m3fn", 1, is_float=True),
         Dtype("FLOAT8_E5M2", "float8_e5m2", 1, is_float=True),
+        Dtype("FLOAT8_E8M0", "float8_e8m0fnu", 1, is_float=True),
+        Dtype("FLOAT4_E2M1", "float4_e2m1fn_x2", 1, is_float=True),
         Dtype("INT4", "int4", 1),
         Dtype("INT8", "int8", 1),
         Dtype("INT16", "int16", 2),
@@ -306,6 +308,8 @@ _KNOWN = {
 }
 #: The dtypes of FP8, by the names of CANN's enumeration of dtypes (ge::DataType).
 FP8 = frozenset({"FLOAT8_E4M3FN", "FLOAT8_E5M2"})
+#: Dtypes of four bits, and those that hold their numbers in calls: eight in an INT32, two in a byte.
+FOUR_BITS = {"INT4": "INT32", "FLOAT4_E2M1": "UINT8"}
 _SYNONYMS = {"FLOAT32": "FLOAT", "BFLOAT16": "BF16", "FP16": "FLOAT16", "FP32": "FLOAT", "FLOAT64": "DOUBLE"}
 
 

@@ -246,7 +246,7 @@ def to_float64(tensor: torch.Tensor) -> torch.Tensor:
 
 def elements(tensor: torch.Tensor, at: At) -> torch.Tensor:
     """Returns tensor[at]. FP8 is indexed as bytes: not every version of torch indexes FP8 on every device."""
-    if tensor.dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+    if tensor.is_floating_point() and tensor.element_size() == 1:
         return tensor.view(torch.uint8)[at].view(tensor.dtype)
     return tensor[at]
 

@@ -174,7 +174,8 @@ class GroupPool(Relay):
 
     def _settings_for(self, kind: str) -> MeasureSettings:
         device_kind, named = kind_named(kind), self._settings.instrument
-        if not device_kind.instruments or device_kind.preferred_instrument(named) != MSPROF:
+        has_any = self._settings.measures and bool(device_kind.instruments)
+        if not has_any or device_kind.preferred_instrument(named) != MSPROF:
             return self._settings
         chosen = device_kind.group_instrument(named)
         self._fallback = f"msprof is not on PATH: {chosen} in its place" if chosen != MSPROF else ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,10 @@ from torch.overrides import get_testing_overrides
 
 from opatlas.row.columns import INPUT_DTYPES, INPUT_SHAPES, OUTPUT_DTYPES, OUTPUT_SHAPES
 from opatlas.row.errors import Unsupported
-from opatlas.run.group import ALONE
 from opatlas.run.inputs.replay_row import ReplayRow
 from opatlas.run.job import translated_pytest_exceptions
-from opatlas.run.registry import replay_spec, replays_of_bench, select_arguments
+from opatlas.run.registry import replay_spec, replays_of_bench
+from opatlas.run.replay import RecordedCall, recorded_call
 from opatlas.text import shortened
 
 #: Items of a list, and characters of a value, that a comment shows.
@@ -66,7 +65,7 @@ def template(folder: Path, kernel_type: str, cells: Mapping[str, str]) -> str:
     replay_function = replays_of_bench()[kernel_type]
     passed = arguments_of_replay(replay_function, kernel_type, cells)
     parameters = _parameters(passed)
-    bound = inspect.Signature(parameters).bind(*passed.positional, **passed.keywords).arguments
+    bound = inspect.Signature(parameters).bind(*passed.arguments, **passed.keywords).arguments
     width = max(map(len, bound), default=0)
     function = _torch_name(replay_function, passed)
     return _TEMPLATE.format(
@@ -82,17 +81,17 @@ def template(folder: Path, kernel_type: str, cells: Mapping[str, str]) -> str:
     )
 
 
-def _parameters(passed: ReplayArguments) -> list[inspect.Parameter]:
+def _parameters(passed: RecordedCall) -> list[inspect.Parameter]:
     """Returns the parameters of a torch function without annotations: all of a Python function, else those passed."""
     kind = inspect.Parameter
-    if inspect.isfunction(passed.function):
-        known = inspect.signature(passed.function).parameters.values()
+    if inspect.isfunction(passed.impl):
+        known = inspect.signature(passed.impl).parameters.values()
         if all(each.kind not in (kind.VAR_POSITIONAL, kind.VAR_KEYWORD) for each in known):
             return [each.replace(annotation=kind.empty) for each in known]
-    names = _names_in_torch(passed.function)
-    names += [f"argument{number}" for number in range(len(names), len(passed.positional))]
+    names = _names_in_torch(passed.impl)
+    names += [f"argument{number}" for number in range(len(names), len(passed.arguments))]
     return [
-        *(kind(each, kind.POSITIONAL_OR_KEYWORD) for each in names[: len(passed.positional)]),
+        *(kind(each, kind.POSITIONAL_OR_KEYWORD) for each in names[: len(passed.arguments)]),
         *(kind(each, kind.KEYWORD_ONLY) for each in passed.keywords),
     ]
 
@@ -111,12 +110,12 @@ def _passed_on(parameters: Sequence[inspect.Parameter]) -> Iterator[str]:
         yield f"{each.name}={each.name}" if each.kind is each.KEYWORD_ONLY else each.name
 
 
-def _torch_name(replay_function: Callable[..., Any], passed: ReplayArguments) -> str:
+def _torch_name(replay_function: Callable[..., Any], passed: RecordedCall) -> str:
     """Returns the name under which bench/implementations/torch has the function of a replay."""
     functions = import_module(_REFERENCE)
     code = getattr(replay_function, "__code__", None)
-    names: list[str] = [*(code.co_names if code is not None else ()), getattr(passed.function, "__name__", "")]
-    return next((name for name in names if getattr(functions, name, None) is passed.function), names[-1])
+    names: list[str] = [*(code.co_names if code is not None else ()), getattr(passed.impl, "__name__", "")]
+    return next((name for name in names if getattr(functions, name, None) is passed.impl), names[-1])
 
 
 def _describe(value: Any) -> str:
@@ -128,40 +127,16 @@ def _describe(value: Any) -> str:
     return shortened(repr(value), _WIDTH)
 
 
-@dataclass(frozen=True)
-class ReplayArguments:
-    """The torch function of a replay, and the arguments that the replay passes for a row."""
-
-    function: Callable[..., Any]
-    positional: tuple[Any, ...]
-    keywords: Mapping[str, Any]
-
-
 def arguments_of_replay(
     replay_function: Callable[..., Any], kernel_type: str, cells: Mapping[str, str]
-) -> ReplayArguments:
+) -> RecordedCall:
     """Returns the arguments that a replay passes for a row, with tensors on the CPU.
 
     Raises:
         ReplayError: the row is wrong, or is run by several devices.
     """
     spec = replay_spec(replay_function)
-    if spec is None or spec.binding is not None or spec.group is not None:
+    if spec is None or spec.binding or spec.group is not None:
         raise Unsupported(f"{kernel_type} is run by several devices together: an implementation cannot take its place")
-    found: list[ReplayArguments] = []
-
-    def record(
-        function: Callable[..., Any],
-        *arguments: Any,
-        expected: object,
-        mutates: object = (),
-        overwrites: object = (),
-        output_slots: object = None,
-        **keywords: Any,
-    ) -> None:
-        found.append(ReplayArguments(function, arguments, keywords))
-
-    row = ReplayRow(kernel_type, cells, torch.device("cpu"))
     with torch.no_grad(), translated_pytest_exceptions():
-        replay_function(**select_arguments(replay_function, row=row, replay=record, group=ALONE))
-    return found[0]
+        return recorded_call(replay_function, ReplayRow(kernel_type, cells, torch.device("cpu")))

@@ -76,7 +76,8 @@ class ReplaySpec:
             None: the kernel has no call on an NPU.
         group: returns the group of devices that a row needs. The body runs on each rank of the group, and may ask for
             `group` (opatlas/run/group.py). None: rows need one device.
-        binding: makes `row` and `replay` of the function. None: rows are calls of a kernel (ReplayRow, Replay).
+        binding: what makes `row` and `replay` of the function in the device process (`Binding`): "module:function".
+            "": rows are calls of a kernel (ReplayRow, Replay).
         judge: what runs a row with a kernel in a user's file: "module:function", called with what runs a job, the job,
             and the language that the kernel must have. "": kernels are not judged.
 
@@ -88,7 +89,7 @@ class ReplaySpec:
     kernel_types: tuple[str, ...]
     npu: str | None
     group: GroupOf | None = None
-    binding: Binding | None = None
+    binding: str = ""
     column: str = ""
     judge: str = ""
 
@@ -97,7 +98,7 @@ def replays(
     *kernel_types: str,
     npu: str | None,
     group: GroupOf | None = None,
-    binding: Binding | None = None,
+    binding: str = "",
     column: str = "",
     judge: str = "",
 ) -> Callable[[Function], Function]:

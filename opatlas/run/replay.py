@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from types import FunctionType
@@ -25,7 +26,7 @@ from opatlas.run.inputs.replay_row import ReplayRow
 from opatlas.run.instruments.instrument import MSPROF, Instrument, MeasureSettings
 from opatlas.run.job import Against, RowOutcome, error_text
 from opatlas.run.kernel_call import InputWatch, KernelCall, count_operators, may_be_compiled
-from opatlas.run.registry import ReplaySpec
+from opatlas.run.registry import ReplaySpec, select_arguments
 from opatlas.run.result_check import Formula, Results, check, is_checked_on_host
 from opatlas.run.sampling import Sampling
 from opatlas.text import exception_line
@@ -40,6 +41,52 @@ _HARMLESS_BYTES = 1 << 20
 #: that takes seconds needs no second call.
 _WARM_UP_CALLS = 3
 _WARM_UP_S = 0.2
+
+
+#: The row's output slot of each result; see `Replay`.
+OutputSlots = Sequence[int | None] | Mapping[int | str, int] | None
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """What is called for a row.
+
+    Attributes:
+        function: what is called.
+        name: of the function, for messages.
+        implementation: name and version of what is timed: for the default torch's, or the NPU's call.
+        counts: the operators of torch that it calls are counted.
+    """
+
+    function: Callable[..., Any]
+    name: str
+    implementation: str
+    counts: bool
+
+
+class RecordedCall:
+    """Stands for the `replay` of a row: keeps what the kernel is called with, in place of measuring it."""
+
+    def __call__(
+        self,
+        impl: Callable[..., Any],
+        *arguments: Any,
+        expected: Formula,
+        mutates: Sequence[int | str] = (),
+        overwrites: Sequence[int | str] = (),
+        output_slots: OutputSlots = None,
+        **keywords: Any,
+    ) -> None:
+        self.impl, self.arguments, self.keywords = impl, list(arguments), keywords
+        self.expected, self.changed = expected, {"mutates": mutates, "overwrites": overwrites}
+        self.outputs = None if output_slots is None else len(output_slots)
+
+
+def recorded_call(function: Callable[..., Any], row: ReplayRow) -> RecordedCall:
+    """Returns the call that a replay function makes for a row. Raises ReplayError."""
+    recorded = RecordedCall()
+    function(**select_arguments(function, row=row, replay=recorded, group=ALONE))
+    return recorded
 
 
 class Replay:
@@ -77,7 +124,7 @@ class Replay:
         self._group = group
         self._source = source
         # A profiler has the samples later.
-        self._against = against if instrument.name != MSPROF else None
+        self._against = against if instrument.name != MSPROF and settings.measures else None
         self._sampling = Sampling(device, instrument, settings, group)
 
     def __call__(
@@ -87,7 +134,7 @@ class Replay:
         expected: Formula,
         mutates: Sequence[int | str] = (),
         overwrites: Sequence[int | str] = (),
-        output_slots: Sequence[int | None] | Mapping[int | str, int] | None = None,
+        output_slots: OutputSlots = None,
         **keywords: Any,
     ) -> None:
         """Measures `impl(*arguments, **keywords)` and checks the results.
@@ -112,32 +159,34 @@ class Replay:
             ReplayError: there is no result to check.
             WrongResult: the check found wrong elements.
         """
-        if not hasattr(expected, "compare"):
-            raise ReplayError(
-                f"expected={getattr(expected, '__name__', expected)} is not a formula: mark the function with "
-                "@pointwise, @per_row(...) or @per_element(...)"
-            )
-        source, is_own = self._source, self._source is not None
-        kernel = self._kernel(source, impl)
-        name = self._spec.npu if self._spec.npu and not source and kernel is not impl else _name(kernel)
-        if source:
-            if not source.module:
-                # Its module has a name that only this process knows.
-                name = f"{source.function} of {Path(source.path).name}"
-            expect_parameters(name, kernel, impl, arguments, keywords)
-        against, baseline = self._against, kernel
+        _expect_formula(expected)
+        kernel, against = self._kernel(self._source, impl), self._against
+        baseline = kernel if against is None else self._kernel(against.source, impl)
+        if self._source:
+            expect_parameters(kernel.name, kernel.function, impl, arguments, keywords)
 
-        def call_of(function: Callable[..., Any], may_lack_results: bool) -> KernelCall:
+        def call_of(function: Callable[..., Any], source: KernelSource | None) -> KernelCall:
             changed = {"mutates": mutates, "overwrites": overwrites}
-            return KernelCall(function, arguments, keywords, **changed, may_lack_results=may_lack_results)
+            return KernelCall(function, arguments, keywords, **changed, may_lack_results=source is not None)
 
         # All are made before a call changes a tensor.
-        call, rivals = call_of(kernel, is_own), list[KernelCall]()
-        if against is not None:
-            baseline = self._kernel(against.source, impl)
-            for _ in range(against.calls - 1):
-                rivals.append(call_of(_as_deep(baseline, kernel), against.source is not None))
+        call, rivals = call_of(kernel.function, self._source), list[KernelCall]()
+        for _ in range(against.calls - 1 if against else 0):
+            rivals.append(call_of(_as_deep(baseline.function, kernel.function), against.source if against else None))
         watch = InputWatch(call.inputs, declared={*mutates, *overwrites}, seed=self._row.seed)
+        self._measure(kernel, baseline, call, rivals, watch, expected, output_slots)
+
+    def _measure(
+        self,
+        kernel: _Kernel,
+        baseline: _Kernel,
+        call: KernelCall,
+        rivals: Sequence[KernelCall],
+        watch: InputWatch,
+        expected: Formula,
+        output_slots: OutputSlots,
+    ) -> None:
+        """Measures and checks the call of the kernel, in turn with those of the baseline."""
 
         def results(of: Results) -> Results:
             if isinstance(output_slots, Mapping):
@@ -145,25 +194,11 @@ class Replay:
             return of if output_slots is None else of[: len(output_slots)]
 
         warm_until = monotonic() + _WARM_UP_S
-        self._group.report_step("in its first call")
-        # Without a call on an NPU the function is the kernel, and replaces none.
-        counts = self._spec.npu is not None and kernel is impl and not may_be_compiled(impl)
-
-        def operators_of(make: Callable[[], None], again: Callable[[], None]) -> list[str]:
-            if counts:
-                return count_operators(make, again)
-            make()
-            return []
-
-        operators = operators_of(call.start, call.restart)
-        if call.prepared is not None:
-            self._expect_unchanged(watch, f"the set-up of {name}")
-            watch.allow(call.prepared.changes)
-            operators = operators_of(call.launch if counts else call.first_prepared, call.repeat)
+        operators = self._first_call(kernel, call, watch)
         slots = list(output_slots.values()) if isinstance(output_slots, Mapping) else output_slots
-        self._expect_no_cast(name, call.results())
-        missing = self._missing_outputs(name, call.results(), results, slots)
-        self._expect_unchanged(watch, name, by_value=False)
+        self._expect_no_cast(kernel.name, call.results())
+        missing = self._missing_outputs(kernel.name, call.results(), results, slots)
+        self._expect_unchanged(watch, kernel.name, by_value=False)
 
         self._sampling.warm_up(call.repeat, most_calls=_WARM_UP_CALLS - 1, until=warm_until)
         rounds, why_alone = None, self._first_calls(rivals)
@@ -173,15 +208,15 @@ class Replay:
             call.repeat()
         else:
             samples = self._sampling.take(call.launch, call.restore if call.changes_tensors else None)
-        self._expect_unchanged(watch, name)
+        self._expect_unchanged(watch, kernel.name)
         computed = results(call.kept_results())
         originals, by_name = call.originals()
         checked = check(expected, originals, by_name, computed, self._row.seed)
         execution = Execution(
-            self._implementation(source, kernel, impl),
+            kernel.implementation,
             outputs_missing=missing,
             conversions=tuple(call.prepared.converted) if call.prepared else (),
-            set_up_s=call.set_up_s if source else None,
+            set_up_s=call.set_up_s if self._source else None,
         )
         self.outcome = self._sampling.outcome(
             samples,
@@ -190,9 +225,26 @@ class Replay:
             assumed=self._row.assumptions,
             noted=(why_alone,) if why_alone else (),
             operators=operators,
-            against=self._implementation(against.source, baseline, impl) if against and rounds else "",
+            against=baseline.implementation if rounds else "",
             rounds=rounds,
         )
+
+    def _first_call(self, kernel: _Kernel, call: KernelCall, watch: InputWatch) -> list[str]:
+        """Makes the set-up and the first call; returns the operators of torch that a call makes, where they count."""
+        self._group.report_step("in its first call")
+
+        def operators_of(make: Callable[[], None], again: Callable[[], None]) -> list[str]:
+            if kernel.counts:
+                return count_operators(make, again)
+            make()
+            return []
+
+        operators = operators_of(call.start, call.restart)
+        if call.prepared is not None:
+            self._expect_unchanged(watch, f"the set-up of {kernel.name}")
+            watch.allow(call.prepared.changes)
+            operators = operators_of(call.launch if kernel.counts else call.first_prepared, call.repeat)
+        return operators
 
     def _first_calls(self, rivals: Sequence[KernelCall]) -> str:
         """Makes the first calls of the baseline; returns why the kernel is measured alone, on all ranks, or ""."""
@@ -209,15 +261,20 @@ class Replay:
             self._sampling.warm_up(each.repeat, most_calls=_WARM_UP_CALLS - 1, until=monotonic() + _WARM_UP_S)
         return ""
 
-    def _kernel(self, source: KernelSource | None, impl: Callable[..., Any]) -> Callable[..., Any]:
+    def _kernel(self, source: KernelSource | None, impl: Callable[..., Any]) -> _Kernel:
         """Returns what an implementation times in place of `impl`."""
-        return load_kernel(source, impl) if source else self._device.kernel(impl, self._spec.npu)
-
-    def _implementation(self, source: KernelSource | None, kernel: Callable[..., Any], impl: Callable[..., Any]) -> str:
-        """Returns the name and version of what is timed: for the default torch's, or the NPU's call."""
+        function = load_kernel(source, impl) if source else self._device.kernel(impl, self._spec.npu)
+        is_default = function is impl
+        # Without a call on an NPU the function is the kernel, and replaces none.
+        is_counted = self._sampling.settings.measures and self._spec.npu is not None
+        counts = is_counted and is_default and not may_be_compiled(impl)
         if source:
-            return source.implementation
-        return f"torch {public_version(torch.__version__)}" if kernel is impl else self._spec.npu or ""
+            # Without one its module has a name that only this process knows.
+            name = _name(function) if source.module else f"{source.function} of {Path(source.path).name}"
+            return _Kernel(function, name, source.implementation, counts)
+        npu = "" if is_default else self._spec.npu or ""
+        implementation = f"torch {public_version(torch.__version__)}" if is_default else npu
+        return _Kernel(function, npu or _name(function), implementation, counts)
 
     def _expect_no_cast(self, name: str, found: Results) -> None:
         """Raises Unsupported if the row's kernel includes a Cast of its only result, as graph mode fuses it.
@@ -342,6 +399,15 @@ class Replay:
                 raise refused(OUTPUT_SHAPES, slot, tuple(result.shape))
             if result.dtype != dtype and not (_is_integer(result.dtype) and _is_integer(dtype)):
                 raise refused(OUTPUT_DTYPES, slot, result.dtype)
+
+
+def _expect_formula(expected: object) -> None:
+    """Raises ReplayError for a function that is no formula."""
+    if not hasattr(expected, "compare"):
+        raise ReplayError(
+            f"expected={getattr(expected, '__name__', expected)} is not a formula: mark the function with "
+            "@pointwise, @per_row(...) or @per_element(...)"
+        )
 
 
 def _name(function: Callable[..., Any]) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import locale
 import os
+import pkgutil
 import signal
 import sys
 import threading
@@ -380,7 +381,7 @@ class Runner:
         spec = replay_spec(function)
         if spec is None:
             raise TypeError(f"{job.module}.{job.function} is not marked with @replays")
-        bind: Binding = spec.binding or _bind_kernel
+        bind: Binding = pkgutil.resolve_name(spec.binding) if spec.binding else _bind_kernel
         row, replay = bind(job, spec, self._device, self._instrument, self._settings, self._group)
         replay.expect_memory()
         with torch.no_grad(), replay.bounded_memory(), translated_pytest_exceptions():

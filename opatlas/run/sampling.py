@@ -138,8 +138,8 @@ class Sampling:
             )
 
     def warm_up(self, call: Callable[[], object], *, most_calls: int, until: float) -> None:
-        """Calls at most `most_calls` times, and not after the time `until` of `time.monotonic`."""
-        for _ in range(most_calls):
+        """Calls at most `most_calls` times, not after the time `until` of `time.monotonic`, and only before samples."""
+        for _ in range(most_calls if self.settings.measures else 0):
             if self.group.first_rank_decides(monotonic() < until):
                 call()
 
@@ -219,6 +219,8 @@ class Sampling:
             against, rounds: the baseline, and the rounds with it; None if there are none.
         """
         notes = (*samples.notes, *noted)
+        if not self.settings.measures:
+            return RowOutcome(Status.CHECKED, "; ".join(("called once, and not measured", *notes)))
         measurement = Measurement(
             samples_us=samples.durations_us,
             instrument=self.instrument.name,

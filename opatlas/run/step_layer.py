@@ -18,13 +18,13 @@ from opatlas.row.communication import BY_KERNEL_TYPE
 from opatlas.row.errors import Unsupported, WrongResult
 from opatlas.row.location import public_version
 from opatlas.run.devices.device import Device
-from opatlas.run.group import ALONE
 from opatlas.run.implementation import KernelSource, load_kernel
 from opatlas.run.implementation_catalog import find_implementations
 from opatlas.run.inputs.replay_row import ReplayRow
 from opatlas.run.kernel_call import KernelCall, OperatorMode, flat_tensors, is_free
-from opatlas.run.registry import replay_spec, replays_of_bench, select_arguments
-from opatlas.run.result_check import Checked, Formula, check
+from opatlas.run.registry import replay_spec, replays_of_bench
+from opatlas.run.replay import RecordedCall, recorded_call
+from opatlas.run.result_check import Checked, check
 from opatlas.theory.model_calls import ModelCall
 
 #: What the first arguments of a part's call read, and what its results are: names of values of a layer; "" for none.
@@ -101,24 +101,6 @@ def calls_of_layers(calls: Sequence[ModelCall], layers: str) -> Iterator[list[Mo
             yield [call for each in of_kind for call in [each] * each.calls]
 
 
-class _Recorded:
-    """Stands for `replay`: keeps the call of a row in place of measuring it."""
-
-    def __call__(
-        self,
-        impl: Callable[..., Any],
-        *arguments: Any,
-        expected: Formula,
-        mutates: Sequence[int | str] = (),
-        overwrites: Sequence[int | str] = (),
-        output_slots: Sequence[int | None] | Mapping[int, int] | None = None,
-        **keywords: Any,
-    ) -> None:
-        self.impl, self.arguments, self.keywords = impl, list(arguments), keywords
-        self.expected, self.changed = expected, {"mutates": mutates, "overwrites": overwrites}
-        self.outputs = None if output_slots is None else len(output_slots)
-
-
 class _Values(dict[str, torch.Tensor]):
     """The values of a layer by name."""
 
@@ -126,8 +108,11 @@ class _Values(dict[str, torch.Tensor]):
         """Returns a value in the shape of `like`, without a copy; None if there is none of that dtype and size."""
         value = self.get(name)
         if name in ("query_rope", "query_nope") and value is None and "q_b" in self:
-            # Of each head the last or the first numbers.
-            by_head: torch.Tensor = self["q_b"].unflatten(-1, (like.numel() // (len(self["q_b"]) * like.shape[-1]), -1))
+            # Of each head the last or the first numbers; of some tokens alone none.
+            heads, rest = divmod(like.numel(), len(self["q_b"]) * like.shape[-1])
+            if rest or not heads:
+                return None
+            by_head: torch.Tensor = self["q_b"].unflatten(-1, (heads, -1))
             if name == "query_nope":
                 return by_head[..., : like.shape[-1]].transpose(0, 1)
             return by_head[..., -like.shape[-1] :].view(like.shape)
@@ -305,8 +290,8 @@ class BuiltLayers:
         spec = replay_spec(function)
         if function is None or spec is None:
             raise Unsupported(f"{call.part}: {call.kernel_type} has no replay")
-        recorded, row = _Recorded(), ReplayRow(call.kernel_type, call.cells, self._device.torch_device)
-        function(**select_arguments(function, row=row, replay=recorded, group=ALONE))
+        row = ReplayRow(call.kernel_type, call.cells, self._device.torch_device)
+        recorded = recorded_call(function, row)
         writes = self._link(call, recorded)
         own, placed = self._first_call(call.part, self._stack.get(call.kernel_type), spec.npu, recorded)
         if call.kernel_type.startswith(_PRODUCTS) and (weights := flat_tensors(recorded.arguments[1])):
@@ -329,9 +314,11 @@ class BuiltLayers:
             self._given = [(each, each.clone()) for each in arguments[:2] if isinstance(each, torch.Tensor)]
         if (key := (call.part, call.signature())) not in self._alone_us:
             self._alone_us[key] = self._measure_alone(own)
-        placed.launch(own.repeat)
+        own.restore()
+        placed.launch(own.launch)
         places = [each.data_ptr() for each in own.returned()]
-        placed.launch(own.repeat)
+        own.restore()
+        placed.launch(own.launch)
         own.forget()
         self._renew([recorded.arguments[at] for at in recorded.changed["mutates"] if isinstance(at, int)])
         self._renew(own.prepared.changes if own.prepared is not None else ())
@@ -355,7 +342,7 @@ class BuiltLayers:
                 self.calls.insert(self.calls.index(maker) + 1, StepCall("", maker.call, copy, is_compared=False))
                 maker.is_compared = False
 
-    def _link(self, call: ModelCall, recorded: _Recorded) -> Sequence[str]:
+    def _link(self, call: ModelCall, recorded: RecordedCall) -> Sequence[str]:
         """Lets a call read what others of the layer wrote; returns the names of its results."""
         keywords, values = recorded.keywords, self._values
         part = _OF_TYPES.get(call.kernel_type, call.part.removesuffix("_quant"))
@@ -385,12 +372,12 @@ class BuiltLayers:
             # Tokens choose by their logits alone.
             keywords["bias"].zero_()
         if "group_list" in keywords and "experts" in values and self._is_routed:
-            ends = torch.bincount(values["experts"].flatten(), minlength=len(keywords["group_list"])).cumsum(0)
-            keywords["group_list"] = ends.to(keywords["group_list"].dtype)
+            (rows,) = flat_tensors(recorded.arguments[0])
+            keywords["group_list"] = _group_ends(values["experts"], len(rows), keywords["group_list"])
         return writes
 
     def _first_call(
-        self, part: str, source: KernelSource | None, npu: str | None, recorded: _Recorded
+        self, part: str, source: KernelSource | None, npu: str | None, recorded: RecordedCall
     ) -> tuple[KernelCall, _Placed]:
         """Calls the kernel of an implementation, or the default one if it refuses the row."""
         impl, name = recorded.impl, source.implementation if source else f"torch {public_version(torch.__version__)}"
@@ -401,8 +388,11 @@ class BuiltLayers:
         )
         try:
             own.start()
+            if own.prepared is None:
+                own.restore()
+            # What restores arguments is no part of the call.
             with placed:
-                (own.repeat if own.prepared is None else own.first_prepared)()
+                (own.launch if own.prepared is None else own.first_prepared)()
         except Unsupported as error:
             if source is None:
                 raise
@@ -411,6 +401,16 @@ class BuiltLayers:
         self.ran[name] = None
         placed.keep(own.returned())
         return own, placed
+
+
+def _group_ends(chosen: torch.Tensor, rows: int, like: torch.Tensor) -> torch.Tensor:
+    """Returns where the rows of each expert of a device end, if tokens choose experts as `chosen` has them.
+
+    A device has some of all experts, and `rows` of the rows of them, also of other devices' tokens. Each choice stands
+    for one of its experts, in turn if there are fewer choices than rows.
+    """
+    own = (chosen.flatten() % len(like)).repeat(-(-rows // chosen.numel()))[:rows]
+    return torch.bincount(own, minlength=len(like)).cumsum(0).to(like.dtype)
 
 
 def _copy(maker: KernelCall, number: int, place: torch.Tensor) -> None:

@@ -1,7 +1,6 @@
 """What a command or a session found, and how it is shown: on a terminal, as Markdown, as CSV, as JSON.
 
-row_summary.py      the numbers of rows as text and tables
-gaps.py             rows whose replayed and captured durations differ
+row_summary.py      the numbers of rows as text and tables; rows whose replayed and captured durations differ
 compared.py         the tables of a comparison
 site/               the pages of `opatlas report`
 """

@@ -131,6 +131,7 @@ def _facts(name: str, text: Mapping[str, Any], whole: Mapping[str, Any]) -> Mode
 
     layers, hidden, heads = base.num_hidden_layers, base.hidden_size, base.num_attention_heads
     differs: list[str] = []
+    rotated = 0
     cycle = part(Cycle).full_attention_interval if CYCLE in kind.defaults else 0
     kinds = _kinds_of_layers(base, kind, cycle, differs)
     sliding = kinds.count(SLIDING)
@@ -143,8 +144,6 @@ def _facts(name: str, text: Mapping[str, Any], whole: Mapping[str, Any]) -> Mode
         if not shared.head_dim and hidden % heads:
             raise ValidationError(f"num_attention_heads {heads} does not divide hidden_size {hidden}: give head_dim")
         rotated = _rotated(shared, head_dim, text)
-        if rotated != head_dim:
-            differs.append(f"{rotated} of {head_dim} features of a head are rotated, answered as all")
     else:
         latent = part(Latent)
         kv_heads, head_dim = heads, latent.qk_nope_head_dim + latent.qk_rope_head_dim
@@ -154,9 +153,8 @@ def _facts(name: str, text: Mapping[str, Any], whole: Mapping[str, Any]) -> Mode
     experts = _experts(part(Experts), base, kind) if kind.width else None
     sparse = experts.layers if experts is not None else 0
     _expect(base.intermediate_size or sparse == layers, "intermediate_size")
-    if keys.get("qk_norm_type", "per_head") != "per_head":
-        differs.append("norms over all heads are answered as norms of each head")
-    differs += [*kind.differs, *_other_differences(base, text is not whole, whole)]
+    biases = kind.biases if base.attention_bias else ()
+    differs += [*kind.differs, *_other_differences(base, kind, text is not whole, whole)]
     _expect_known_keys(text, {*kind.defaults, *(_OF_LATENT if latent else ()), *_names(structs)})
     return ModelFacts(
         name,
@@ -168,6 +166,11 @@ def _facts(name: str, text: Mapping[str, Any], whole: Mapping[str, Any]) -> Mode
         head_dim,
         base.vocab_size,
         head_norms=kind.head_norms or bool(keys.get("use_qk_norm")),
+        joint_norms=base.qk_norm_type != "per_head",
+        rotated=rotated if rotated != head_dim else 0,
+        biases=(*biases, *(("gate_up", "down") if base.mlp_bias else ())),
+        activation=kind.activation,
+        post_norms=kind.post_norms,
         latent=latent,
         indexer=indexer,
         experts=experts,
@@ -283,16 +286,12 @@ def _experts(stated: Experts, base: EveryKind, kind: ModelKind) -> RoutedExperts
     return RoutedExperts(count, width, top_k, sparse, shared, shared_gate=bool(gated))
 
 
-def _other_differences(base: EveryKind, nested: bool, whole: Mapping[str, Any]) -> Iterable[str]:
+def _other_differences(base: EveryKind, kind: ModelKind, nested: bool, whole: Mapping[str, Any]) -> Iterable[str]:
     """Yields further parts of a model that its calls leave out, or have in another way."""
-    if base.attention_bias:
-        yield "no biases of attention"
-    if base.mlp_bias:
-        yield "no biases of feed-forward networks"
     act = base.mlp_hidden_act or base.hidden_activation or base.hidden_act
     if act == "relu2":
         raise ValidationError("the activation relu2 has no gate, which no calls are known of")
-    if act not in ("silu", "swish"):
+    if act not in ("silu", "swish") and kind.activation == "SwiGlu":
         yield f"{act[:60]} is answered as SwiGlu"
     for key in ("attn_logit_softcapping", "final_logit_softcapping"):
         if getattr(base, key):

@@ -18,23 +18,17 @@ from opatlas.row.columns import EXPERT_LOAD, INPUT_DTYPES, MESSAGE, RUNTIME_PREF
 from opatlas.row.communication import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, REDUCE_SCATTER, Collective
 from opatlas.row.signature import signature
 from opatlas.row.slots import FP8, known_dtype
+from opatlas.theory import model_step
 from opatlas.theory.catalog import built_in_catalog
-from opatlas.theory.model_step import (
-    ACTIVATIONS,
-    QUANTIZED,
-    Step,
-    alike_sequences,
-    cache_dtype,
-    count_queries,
-    step_dtype,
-)
-from opatlas.theory.models import DeltaNet, Indexer, Latent, Linear, ModelFacts, RoutedExperts
+from opatlas.theory.models import ACTIVATIONS, DeltaNet, Indexer, Latent, Linear, ModelFacts, RoutedExperts
 from opatlas.theory.patterns import NZ, Form, Pattern
 from opatlas.theory.sources import NOT_QUANTIZED
 from opatlas.theory.space import pattern_row
 
 #: Kernel types of one computation with equal rows; a device runs one of them.
 _TWINS = (("MatMulV2", "MatMulV3", "MatMulCommon"), ("AddRmsNorm", "AddRmsNormBias"))
+#: The pattern of each kind of gate.
+_GATES = {"SwiGlu": "swiglu", "GeGluV2": "geglu", "ClippedSwiglu": "swiglu"}
 #: Tokens of a page of the cache, as in the catalog's patterns of caches.
 _PAGE = 128
 #: The input slots with keys and values in the cache, by patterns.
@@ -54,8 +48,8 @@ class ModelCall:
         twins: further kernel types whose row may have these cells.
         nearest: the cells that answer where no row has the dtypes or the load of `cells`: those of a cache that is not
             quantized, or equally many rows of each expert that has any.
-        instead: the call of another kernel type that does this work on some devices; it answers where this one has no
-            rows.
+        instead: another call that does this work, or most of it: by the kernel type of some devices, or without a bias.
+            It answers where this one has no rows with its dtypes.
     """
 
     part: str
@@ -98,10 +92,10 @@ def model_calls(model: ModelFacts, *, nz_weights: bool = False, tier: int = 1, *
         UsageError: the model cannot be divided so, a number or the dtype is impossible, or no row has the dtype of
             the weights.
     """
-    return step_calls(model, Step(model.name, **step), nz_weights=nz_weights, tier=tier)
+    return step_calls(model, model_step.Step(model.name, **step), nz_weights=nz_weights, tier=tier)
 
 
-def step_calls(model: ModelFacts, step: Step, *, nz_weights: bool = False, tier: int = 1) -> list[ModelCall]:
+def step_calls(model: ModelFacts, step: model_step.Step, *, nz_weights: bool = False, tier: int = 1) -> list[ModelCall]:
     """Returns the calls of a step, as `model_calls`."""
     for name in ("tp", "ep", "pp"):
         if getattr(step, name) < 1:
@@ -109,7 +103,7 @@ def step_calls(model: ModelFacts, step: Step, *, nz_weights: bool = False, tier:
     if step.pp > model.layers:
         raise UsageError(f"pp {step.pp}: {model.name} has {model.layers} layers: give fewer stages")
     model.expect_division(step.tp, step.ep, step.replicas)
-    return list(_ModelStep(model, step, step_dtype(model, step.dtype), nz_weights, tier).calls())
+    return list(_ModelStep(model, step, model_step.step_dtype(model, step.dtype), nz_weights, tier).calls())
 
 
 @dataclass(frozen=True)
@@ -117,7 +111,7 @@ class _ModelStep:
     """One step of a model on one of its devices."""
 
     model: ModelFacts
-    step: Step
+    step: model_step.Step
     dtype: str
     nz_weights: bool
     tier: int
@@ -141,13 +135,13 @@ class _ModelStep:
     @cached_property
     def tokens(self) -> int:
         """The tokens of the step, with those that fill the next captured graph."""
-        tokens = count_queries(self.groups)
+        tokens = model_step.count_queries(self.groups)
         return self.step.graph_size(tokens) or tokens
 
     @cached_property
     def outputs(self) -> int:
         """The tokens whose logits are computed: the last one of each prompt, all others."""
-        return count_queries(self.decoded) + sum(group.n for group in self.prompts)
+        return model_step.count_queries(self.decoded) + sum(group.n for group in self.prompts)
 
     @property
     def activation(self) -> str:
@@ -156,7 +150,7 @@ class _ModelStep:
 
     @property
     def quantized(self) -> bool:
-        return self.dtype in QUANTIZED
+        return self.dtype in model_step.QUANTIZED
 
     @property
     def scales(self) -> str:
@@ -181,6 +175,8 @@ class _ModelStep:
         layers = model.layers
         yield self.call("embedding", "GatherV2", "gather", vocab=-(-model.vocab // self.tp))
         yield from self.all_reduce("embedding_all_reduce", 0)
+        if model.post_norms:
+            yield self.call("embedding_scale", "Muls", "unary")
         # The first layer has nothing to add to its input.
         yield self.call("attention_norm", "RmsNorm", "rms_norm", 1)
         if layers > 1:
@@ -190,12 +186,16 @@ class _ModelStep:
         if model.delta is not None:
             yield from self.delta_net(model.delta)
         yield from self.all_reduce("attention_all_reduce", layers)
+        if model.post_norms:
+            yield self.call("attention_post_norm", "RmsNorm", "rms_norm", layers)
         yield self.call("ffn_norm", "AddRmsNorm", "add_rms_norm", layers)
         if dense := model.dense_layers:
             yield from self.feed_forward("", model.intermediate // self.tp, dense)
             yield from self.all_reduce("ffn_all_reduce", dense)
         if model.experts is not None:
             yield from self.experts(model.experts)
+        if model.post_norms:
+            yield self.call("ffn_post_norm", "RmsNorm", "rms_norm", layers)
         if self.step.pp > 1:
             # A broadcast among two devices.
             sent = self.collective("stage_send", BROADCAST, 2, self.tokens * model.hidden, 0)
@@ -217,25 +217,31 @@ class _ModelStep:
         model, layers = self.model, self.model.attention_layers
         yield from self.products("qkv")
         if model.head_norms:
+            pattern = "rms_norm" if model.joint_norms else "head_rms_norm"
             for part, heads in (("query_norm", self.sizes["q"]), ("key_norm", self.sizes["kv"])):
-                yield self.call(part, "RmsNorm", "head_rms_norm", layers, g=heads)
+                yield self.call(part, "RmsNorm", pattern, layers, g=heads, h=heads * model.head_dim)
+            if model.joint_norms and self.tp > 1:
+                # The sums of squares in float32, which each device has of its heads.
+                yield self.collective("norm_all_reduce", ALL_REDUCE, self.tp, 4 * self.tokens, layers)
         # Engines for GPUs have a kernel that reads a table of all positions.
-        from_table = self.call("rope", "_triton_rope", "rope_from_table", layers, p=model.positions)
-        yield replace(self.call("rope", "ApplyRotaryPosEmb", "apply_rotary_pos_emb", layers), instead=from_table)
+        rotated = {"d": model.rotated or model.head_dim}
+        from_table = self.call("rope", "_triton_rope", "rope_from_table", layers, p=model.positions, **rotated)
+        rope = self.call("rope", "ApplyRotaryPosEmb", "apply_rotary_pos_emb", layers, **rotated)
+        yield replace(rope, instead=from_table)
         yield self.call("cache", "ReshapeAndCacheNdKernel", "reshape_and_cache", layers)
         kernel_type, (sliding, window) = "FusedInferAttentionScore", model.sliding
-        for group in alike_sequences(self.decoded):
+        for group in model_step.alike_sequences(self.decoded):
             if layers > sliding:
                 yield self.of_sequences("attention", kernel_type, "paged_attention", layers - sliding, group)
             if sliding:
                 seen = [each._replace(keys=min(each.keys, window + each.queries - 1)) for each in group]
                 yield self.of_sequences("window_attention", kernel_type, "paged_attention", sliding, seen)
-        for group in alike_sequences(self.prompts):
+        for group in model_step.alike_sequences(self.prompts):
             pattern = "packed_attention" if all(each.queries == each.keys for each in group) else "paged_attention"
             yield self.of_sequences("attention", kernel_type, pattern, layers, group)
         if model.gated_attention:
-            gated = (self.tokens, self.sizes["q"] * model.head_dim)
-            yield self.unknown("attention_gate", "SigmoidMul", layers, [gated] * 2, gated)
+            for kernel_type, pattern in (("Sigmoid", "unary"), ("Mul", "binary")):
+                yield self.call("attention_gate", kernel_type, pattern, layers, h=self.sizes["q"] * model.head_dim)
 
     def latent_attention(self, latent: Latent) -> Iterator[ModelCall]:
         layers, indexer = self.model.attention_layers, self.model.indexer
@@ -250,10 +256,10 @@ class _ModelStep:
         pattern = "kv_rms_norm_rope_cache_prefill" if prompts else "kv_rms_norm_rope_cache"
         yield self.call("cache", "KvRmsNormRopeCache", pattern, layers)
         if absorbed:
-            tokens = self.tokens - count_queries(prompts)
+            tokens = self.tokens - model_step.count_queries(prompts)
             yield self.call("query_absorb", "BatchMatMulV2", "batch_matmul", layers, m=tokens)
             if indexer is None:
-                for group in alike_sequences(absorbed):
+                for group in model_step.alike_sequences(absorbed):
                     yield self.of_sequences("attention", "FusedInferAttentionScore", "latent_attention", layers, group)
             else:
                 yield from self.indexed_attention(indexer, absorbed)
@@ -274,7 +280,7 @@ class _ModelStep:
         layers, top = self.model.attention_layers, indexer.index_topk
         heads = {"q": indexer.index_n_heads, "d": indexer.index_head_dim, "top": top}
         yield from self.products("indexer_q", "indexer_k", "indexer_weights")
-        for group in alike_sequences(groups):
+        for group in model_step.alike_sequences(groups):
             yield self.of_sequences("indexer", "LightningIndexer", "lightning_indexer", indexer.layers, group, **heads)
             yield self.of_sequences("attention", "SparseFlashAttention", "sparse_attention", layers, group, top=top)
 
@@ -294,7 +300,7 @@ class _ModelStep:
     def feed_forward(self, prefix: str, width: int, layers: int) -> Iterator[ModelCall]:
         """Yields the calls of a feed-forward network that all tokens pass."""
         yield from self.products(f"{prefix}gate_up")
-        yield self.call(f"{prefix}act", "SwiGlu", "swiglu", layers, w=width)
+        yield self.gate(f"{prefix}act", layers, w=width)
         yield from self.products(f"{prefix}down")
 
     def experts(self, experts: RoutedExperts) -> Iterator[ModelCall]:
@@ -322,15 +328,21 @@ class _ModelStep:
             # Tokens are quantized before they are copied.
             yield from self.quantization(f"experts_{part}", own if part == "gate_up" else rows, size, layers)
             scaled = "_blocks" if self.scales == "blocks" else "_quantized"
-            product = f"grouped_{part}{scaled if self.quantized else ''}"
-            of = partial(self.call, f"experts_{part}", "GroupedMatmul", product, layers, m=rows, w=width)
-            grouped = of(e=experts.count // ep)
-            if is_random:
-                # Weights of experts without rows are not read.
-                grouped = replace(grouped, cells={**grouped.cells, EXPERT_LOAD: "random"}, nearest=of(e=chosen).cells)
+            patterns = [f"grouped_{part}{scaled if self.quantized else ''}"]
+            if f"experts_{part}" in self.model.biases and not self.quantized:
+                patterns.append(f"grouped_{part}_bias")
+            grouped: ModelCall | None = None
+            for pattern in patterns:
+                of = partial(self.call, f"experts_{part}", "GroupedMatmul", pattern, layers, m=rows, w=width)
+                found = replace(of(e=experts.count // ep), instead=grouped)
+                if is_random:
+                    # Weights of experts without rows are not read.
+                    found = replace(found, cells={**found.cells, EXPERT_LOAD: "random"}, nearest=of(e=chosen).cells)
+                grouped = found
+            assert grouped is not None
             yield grouped
             if part == "gate_up":
-                yield self.call("experts_act", "SwiGlu", "swiglu", layers, m=rows, w=width)
+                yield self.gate("experts_act", layers, m=rows, w=width)
         if travels:
             yield self.collective("combine", ALL_TO_ALL, ep, own * experts.top_k * hidden, layers)
         yield self.call("unpermute", "MoeTokenUnpermute", "moe_unpermute", layers, **router)
@@ -347,6 +359,14 @@ class _ModelStep:
         if not travels:
             yield from self.all_reduce("experts_all_reduce", layers)
 
+    def gate(self, part: str, layers: int, **sizes: int) -> ModelCall:
+        """Returns the activation of a feed-forward network. SwiGlu answers where its own kernel type has no rows."""
+        found, swiglu = (
+            self.call(part, kernel_type, pattern, layers, **sizes)
+            for kernel_type, pattern in ((self.model.activation, _GATES[self.model.activation]), ("SwiGlu", "swiglu"))
+        )
+        return found if found.kernel_type == "SwiGlu" else replace(found, instead=swiglu)
+
     def linears(self, role: str) -> list[Linear]:
         return [linear for linear in self.model.linears(self.tp) if linear.name == role]
 
@@ -362,7 +382,12 @@ class _ModelStep:
         if self.quantized and name not in NOT_QUANTIZED:
             kernel_type, pattern = "QuantBatchMatmulV3", f"quant_matmul_{self.scales}"
             yield from self.quantization(name, tokens, linear.k, layers, calls)
-        yield self.call(name, kernel_type, pattern, layers, calls, m=tokens, n=linear.n, k=linear.k)
+        found = self.call(name, kernel_type, pattern, layers, calls, m=tokens, n=linear.n, k=linear.k)
+        if name in self.model.biases and pattern == "matmul":
+            # Where no row has a bias, the product without it answers.
+            biased = self.call(name, kernel_type, "matmul_bias", layers, calls, m=tokens, n=linear.n, k=linear.k)
+            found = replace(biased, instead=found)
+        yield found
 
     def quantization(self, name: str, tokens: int, size: int, layers: int, calls: int = 1) -> Iterator[ModelCall]:
         """Yields the quantization of a product's input. With one scale, known before, the kernel before does it."""
@@ -410,7 +435,7 @@ class _ModelStep:
             cells[RUNTIME_PREFIX + "avg_seq_len"] = str(round(mean(keys)))
             if (lengths := RUNTIME_PREFIX + "actual_seq_lengths_kv_values") in cells:
                 cells[lengths] = ",".join(map(str, keys))
-        cached = cache_dtype(self.model, self.step, self.activation)
+        cached = model_step.cache_dtype(self.model, self.step, self.activation)
         if pattern not in _IN_CACHE or cached == self.activation:
             return replace(found, cells=cells)
         dtypes = cells[INPUT_DTYPES].split(";")
@@ -434,7 +459,7 @@ class _ModelStep:
         """Returns the form with the step's dtypes, and with weights in FRACTAL_NZ if they are stored so."""
         if self.quantized:
             own = [form for form in forms if self.dtype in (*form.input_dtypes, *form.output_dtypes)]
-            other = {*QUANTIZED, *FP8}
+            other = {*model_step.QUANTIZED, *FP8}
             forms = own or [form for form in forms if not other & {*form.input_dtypes, *form.output_dtypes}] or forms
         in_nz = [form for form in forms if NZ in form.input_formats]
         form = in_nz[0] if self.nz_weights and in_nz else forms[0].in_nd()

@@ -96,6 +96,8 @@ class ModelKind:
         own_keys: whether each query has its own key where the file states no number of key heads.
         other: the kind of the layers without full attention.
         gated: whether the attention's output has a gate.
+        biases: the roles of the weights that have a bias with `attention_bias`.
+        activation, post_norms: as of `ModelFacts`.
         differs: the parts of each of these models that the calls leave out.
     """
 
@@ -107,6 +109,9 @@ class ModelKind:
     own_keys: bool = False
     other: str = SLIDING
     gated: bool = False
+    biases: tuple[str, ...] = ("qkv", "o_proj", "q_a", "kv_a", "q_kv_a")
+    activation: Literal["SwiGlu", "GeGluV2", "ClippedSwiglu"] = "SwiGlu"
+    post_norms: bool = False
     differs: tuple[str, ...] = ()
 
 
@@ -135,7 +140,7 @@ MODEL_KINDS: Mapping[str, ModelKind] = {
     "llama": ModelKind(own_keys=True),
     "mistral": ModelKind(defaults={"sliding_window": 4096}),
     "mixtral": ModelKind(width="intermediate_size"),
-    "qwen2": ModelKind(defaults=_NO_WINDOW, differs=("no biases of queries, keys and values",)),
+    "qwen2": ModelKind(defaults={"attention_bias": True, **_NO_WINDOW}, biases=("qkv",)),
     "qwen3": ModelKind(head_norms=True, defaults={"head_dim": 128, **_NO_WINDOW}),
     "qwen3_moe": ModelKind(width=MOE_WIDTH, sparse="steps", head_norms=True, defaults=_NO_WINDOW),
     "qwen3_next": replace(_NEXT, width=MOE_WIDTH, sparse="steps"),
@@ -144,6 +149,7 @@ MODEL_KINDS: Mapping[str, ModelKind] = {
     "glm4_moe": ModelKind(
         width=MOE_WIDTH,
         sparse="later",
+        biases=("qkv",),
         defaults={
             "use_qk_norm": False,
             "first_k_dense_replace": 1,
@@ -155,7 +161,9 @@ MODEL_KINDS: Mapping[str, ModelKind] = {
     "gpt_oss": ModelKind(
         width="intermediate_size",
         defaults={CYCLE: 2, "head_dim": 64, "sliding_window": 128, "attention_bias": True},
-        differs=("no attention sinks", "no biases of experts and of the router"),
+        biases=("qkv", "o_proj", "router", "experts_gate_up", "experts_down"),
+        activation="ClippedSwiglu",
+        differs=("no attention sinks",),
     ),
     "gemma3_text": ModelKind(
         head_norms=True,
@@ -165,7 +173,8 @@ MODEL_KINDS: Mapping[str, ModelKind] = {
             "sliding_window": 4096,
             "hidden_act": "gelu_pytorch_tanh",
         },
-        differs=("no norms after attention and feed-forward network",),
+        activation="GeGluV2",
+        post_norms=True,
     ),
     "deepseek_v2": ModelKind("latent", MOE_WIDTH, "later"),
     "deepseek_v3": _DEEPSEEK_V3,

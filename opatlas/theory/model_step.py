@@ -13,12 +13,11 @@ from opatlas.errors import UsageError
 from opatlas.formats import size
 from opatlas.row.attention import Sequences, read_sequences
 from opatlas.row.slots import FP8, known_dtype
-from opatlas.theory.models import ModelFacts
+from opatlas.theory.models import ACTIVATIONS, ModelFacts
 from opatlas.theory.sources import NOT_QUANTIZED
 
 Phase = Literal["prefill", "decode"]
-#: dtypes of activations, and dtypes of quantized products, whose activations are BF16.
-ACTIVATIONS = ("BF16", "FLOAT16")
+#: dtypes of quantized products, whose activations are BF16.
 QUANTIZED = ("INT8", "FLOAT8_E4M3FN")
 #: Batches that engines capture in CUDA graphs by default: vLLM 0.11 (vllm/config/compilation.py).
 _CAPTURED = {"vllm": (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))}

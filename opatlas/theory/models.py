@@ -16,6 +16,8 @@ from opatlas.errors import UsageError
 
 #: Engines pad the rows of the LM head to a multiple of this (vLLM's VocabParallelEmbedding).
 _VOCAB_MULTIPLE = 64
+#: dtypes of activations.
+ACTIVATIONS = ("BF16", "FLOAT16")
 #: Default sizes of tensor and of expert parallelism. A model takes the sizes that divide its heads and experts.
 TP_SIZES = (1, 2, 4, 8, 16)
 EP_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -181,7 +183,12 @@ class ModelFacts:
         heads, kv_heads: attention heads of queries, and of keys and values.
         head_dim: features of a head; `heads * head_dim` may differ from `hidden`.
         vocab: rows of the embedding table and outputs of the LM head.
-        head_norms: whether queries and keys are normalized head by head.
+        head_norms: whether queries and keys are normalized, each head alone unless `joint_norms`.
+        joint_norms: whether one norm is over all heads.
+        rotated: the features of a head that rotary embedding rotates; 0 for all.
+        biases: the roles of the weights with a bias.
+        activation: the kernel type of the feed-forward network's gate.
+        post_norms: whether results of attention and feed-forward network are normalized, too; the embedding is scaled.
         latent, indexer, experts, delta: None where the model does not have the part.
         sliding: the layers whose queries see a window of keys, and its tokens.
         gated_attention: whether the output of attention is multiplied with a gate, which the queries' product computes.
@@ -204,6 +211,11 @@ class ModelFacts:
     head_dim: int
     vocab: int
     head_norms: bool = False
+    joint_norms: bool = False
+    rotated: int = 0
+    biases: tuple[str, ...] = ()
+    activation: Literal["SwiGlu", "GeGluV2", "ClippedSwiglu"] = "SwiGlu"
+    post_norms: bool = False
     latent: Latent | None = None
     indexer: Indexer | None = None
     experts: RoutedExperts | None = None
@@ -297,12 +309,14 @@ class ModelFacts:
 
     def differences(self, dtype: str) -> tuple[str, ...]:
         """Returns how a step with this dtype differs from one of the published model."""
-        scales = " with a scale for each token" if dtype not in ("BF16", "FLOAT16") else ""
+        scales = " with a scale for each token" if dtype not in ACTIVATIONS else ""
         is_own = not self.stored or (self.scales and dtype == "FLOAT8_E4M3FN")
         stored = () if is_own else (f"{self.stored} are answered as {dtype}{scales}",)
         one_scale = self.scales == "per_tensor" and self.experts is not None and dtype == "FLOAT8_E4M3FN"
         experts = ("products of experts are answered with a scale for each token",) if one_scale else ()
-        return (*stored, *experts, *self.differs)
+        biases = ("biases count only where rows have them",) if self.biases and dtype in ACTIVATIONS else ()
+        biases = biases or (("no biases",) if self.biases else ())
+        return (*stored, *experts, *biases, *self.differs)
 
     def tp_sizes(self, wanted: Sequence[int] = TP_SIZES) -> tuple[int, ...]:
         """Returns the sizes of tensor parallelism among `wanted` that divide the heads and all weights."""

@@ -125,11 +125,12 @@ def pattern_spaces(kernel: CatalogKernel, request: Request, known: KnownRows | N
     """Returns the space of each pattern of a kernel type.
 
     Args:
-        database: the folder of the database. Its device has no rows in FP8 if its data sheet has no FP8.
+        database: the folder of the database. Its device has no rows in FP8 and FP4 if its data sheet has no FP8.
     """
     place = parse_path(database)
     peaks = device_peak(place[0]).tera_ops if place is not None else {}
     lacking = FP8 - peaks.keys() if peaks else frozenset[str]()
+    lacking |= {"FLOAT8_E8M0", "FLOAT4_E2M1"} if lacking else set()
     in_nd = not request.is_npu and not (known is not None and known.has_captured_blocks)
     from_rows = known if request.forms_of_database else None
     spaces = []

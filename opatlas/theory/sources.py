@@ -107,7 +107,8 @@ def _parts(model: ModelFacts, tp: int, lm_head: bool | None) -> Iterator[tuple[s
     """Yields the parts of one of `tp` devices: the sources that have a part, and its sizes. See `Targets.lm_head`."""
     for linear in model.linears(tp):
         if lm_head in (None, linear.name == "lm_head"):
-            yield f"linears{'' if linear.name in NOT_QUANTIZED else ' quantized_linears'}", (linear.n, linear.k)
+            kinds = f"linears{'' if linear.name in NOT_QUANTIZED else ' quantized_linears'}"
+            yield f"{kinds}{' biased_linears' if linear.name in model.biases else ''}", (linear.n, linear.k)
     heads, kv_heads = model.heads // tp, model.kv_heads_on_device(tp)
     experts, latent, indexer = model.experts, model.latent, model.indexer
     yield "hidden widths norms", (model.hidden,)
@@ -118,12 +119,19 @@ def _parts(model: ModelFacts, tp: int, lm_head: bool | None) -> Iterator[tuple[s
             yield "gated widths", (experts.shared // tp,)
         yield "gated widths", (experts.width,)
         yield "router", (experts.count, experts.top_k, model.hidden)
-    if model.head_norms:
+    if model.head_norms and model.joint_norms:
+        yield "norms", (heads * model.head_dim,)
+        yield "norms", (kv_heads * model.head_dim,)
+    elif model.head_norms:
         yield "head_norms", (heads, model.head_dim)
         yield "head_norms", (kv_heads, model.head_dim)
     if latent is None:
+        rotated = model.rotated or model.head_dim
         yield "attention", (heads, kv_heads, model.head_dim)
-        yield "angles", (model.head_dim,)
+        yield "rotated", (heads, kv_heads, rotated)
+        yield "angles", (rotated,)
+        if model.gated_attention:
+            yield "widths", (heads * model.head_dim,)
     else:
         lora, nope, rope = latent.kv_lora_rank, latent.qk_nope_head_dim, latent.qk_rope_head_dim
         if latent.q_lora_rank:
@@ -143,12 +151,14 @@ def _parts(model: ModelFacts, tp: int, lm_head: bool | None) -> Iterator[tuple[s
 SOURCES: Mapping[str, tuple[str, ...]] = {
     "linears": ("n", "k"),
     "quantized_linears": ("n", "k"),
+    "biased_linears": ("n", "k"),
     "hidden": ("h",),
     "widths": ("h",),
     "norms": ("h",),
     "head_norms": ("g", "d"),
     "gated": ("w",),
     "attention": ("q", "kv", "d"),
+    "rotated": ("q", "kv", "d"),
     "latent": ("q", "lora", "nope", "rope", "v"),
     "latent_cache": ("lora", "rope"),
     "angles": ("d",),
@@ -159,6 +169,7 @@ SOURCES: Mapping[str, tuple[str, ...]] = {
     "router": ("e", "top", "h"),
     #: Experts on a device, their width, hidden, top_k, ep.
     "experts": ("e", "w", "h", "top", "ep"),
+    "biased_experts": ("e", "w", "h", "top", "ep"),
 }
 #: Sources whose parts every device has as a whole.
 _WHOLE = frozenset({"hidden", "norms", "latent_cache", "angles", "indexer", "vocab", "router"})
@@ -166,7 +177,7 @@ _WHOLE = frozenset({"hidden", "norms", "latent_cache", "angles", "indexer", "voc
 
 def _sizes(source: str, model: ModelFacts, targets: Targets) -> Iterator[tuple[int, ...]]:
     """Yields the sizes that a model gives to a source, for each way to divide the model."""
-    if source == "experts":
+    if source == "experts" or (source == "biased_experts" and "experts_gate_up" in model.biases):
         for count, width, ep in model.expert_shares(targets.tp_sizes, targets.ep_sizes):
             assert model.experts is not None
             yield count, width, model.hidden, model.experts.top_k, ep

@@ -270,7 +270,7 @@ def test_collectives_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[
     for name, us in (("one", 100), ("two", 50)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "hcom_allReduce_.csv").write_text(f"{header}1048576,2,DT_BF16,1,{us}\n")
-    found = as_json(capsys, "compare", tmp_path / "one", tmp_path / "two", "--ops", "all_reduce")
+    found = as_json(capsys, "compare", tmp_path / "one", tmp_path / "two", "--ops", "All_Reduce")
     assert found["rivals"][0]["all"]["covered"] == pytest.approx(2)
 
 

@@ -54,6 +54,16 @@ def apply_adamw_with(change):
 
 #: Kernel type, the mistake, the wrong function.
 MISTAKES: list[tuple[str, str, Callable[..., Any]]] = [
+    ("GeGluV2", "without the other half", lambda x, dim, *_: (impl.geglu(x, dim, 1, True)[1],) * 2),
+    ("GeGluV2", "GELU of the second half", lambda x, dim, *_: impl.geglu(x.roll(x.shape[-1] // 2, -1), dim, 1, True)),
+    ("GeGluV2", "SwiGlu", lambda x, dim, *_: (impl.swiglu(x, dim), torch.nn.functional.silu(x.chunk(2, dim)[0]))),
+    (
+        "ClippedSwiglu",
+        "halves",
+        lambda x, **how: impl.clipped_swiglu(x.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2), **how),
+    ),
+    ("ClippedSwiglu", "without limit", lambda x, **how: impl.clipped_swiglu(x, **{**how, "limit": 1e9})),
+    ("ClippedSwiglu", "without bias", lambda x, **how: impl.clipped_swiglu(x, **{**how, "bias": 0.0})),
     ("FloorDiv", "towards zero", lambda x, y: torch.div(x, y, rounding_mode="trunc")),
     ("FloorMod", "sign of the dividend", torch.fmod),
     ("Sort", "other direction", lambda x, dim, descending: torch.sort(x, dim, descending=not descending)),
@@ -146,6 +156,12 @@ MISTAKES: list[tuple[str, str, Callable[..., Any]]] = [
         "mean kept",
         lambda *a: (impl.rms_norm(a[0], a[2], epsilon=1e-5)[0] + a[3], *impl.layer_norm(*a)[1:]),
     ),
+    ("HcPre", "one step", lambda *a: impl.hc_pre(*a[:5], 1, *a[6:])),
+    ("HcPre", "weights up to 1", lambda *a: replaced(1, impl.hc_pre(*a)[1] / 2, impl.hc_pre(*a))),
+    ("HcPre", "matrix transposed", lambda *a: replaced(2, impl.hc_pre(*a)[2].mT.contiguous(), impl.hc_pre(*a))),
+    ("HcPost", "matrix not transposed", lambda x, streams, post, comb: impl.hc_post(x, streams, post, comb.mT)),
+    ("HcPost", "result alone", lambda x, streams, post, comb: impl.hc_post(x, streams * 0, post, comb)),
+    ("HcPost", "other streams", lambda x, streams, post, comb: impl.hc_post(x, streams.flip(-2), post, comb)),
     ("LpNormV2", "sum of sizes", lambda x, order, axes, keepdim, dtype: x.abs().sum(axes, keepdim)),
     # Quantization.
     (
@@ -186,6 +202,33 @@ MISTAKES: list[tuple[str, str, Callable[..., Any]]] = [
         "MoeGatingTopKSoftmax",
         "weights add up to 1",
         lambda x, _, k: scaled_first(impl.moe_gating_top_k_softmax(x, _, k)),
+    ),
+    ("SwigluGroupQuant", "not weighed", lambda x, w, *a, **o: impl.swiglu_group_quant(x, None, *a, **o)),
+    ("SwigluGroupQuant", "halves exchanged", lambda x, *a, **o: impl.swiglu_group_quant(x.roll(256, -1), *a, **o)),
+    (
+        "SwigluGroupQuant",
+        "other groups",
+        lambda x, w, i, dtype, **o: (
+            y := impl.swiglu_group_quant(x, w, i, dtype, **o | {"group_size": 64}),
+            (y[0], y[1][:, ::2].contiguous(), y[2]),
+        )[1],
+    ),
+    ("HistogramV2", "of the rest", lambda x, *a: x.numel() - impl.histc(x, *a)),
+    ("HistogramV2", "next expert", lambda *a: impl.histc(*a).roll(1)),
+    ("HistogramV2", "of twice the range", lambda x, bins, least, last: impl.histc(x, bins, least, last * 2)),
+    ("LinearIndex", "first axis", lambda x, axis, i, updates: x.scatter_(0, i, updates)),
+    ("LinearIndex", "next index", lambda x, axis, i, updates: x.scatter_(axis, (i + 1) % x.shape[axis], updates)),
+    ("LinearIndex", "gathered", lambda x, axis, i, updates: x.copy_(updates.gather(axis, i))),
+    ("ResizeBilinearV2", "nearest", lambda x, size, mode: torch.nn.functional.interpolate(x, size)),
+    (
+        "ResizeBilinearV2",
+        "corners aligned",
+        lambda x, size, mode: torch.nn.functional.interpolate(x, size, mode=mode, align_corners=True),
+    ),
+    (
+        "ResizeBilinearV2",
+        "areas",
+        lambda x, size, mode: torch.nn.functional.interpolate(x, size, mode="area"),
     ),
     ("MoeGatingTopKSoftmax", "smallest", lambda x, _, k: impl.moe_gating_top_k_softmax(-x, _, k)),
     (

@@ -83,9 +83,13 @@ INDEXER, SPARSE, LAYER, PRODUCT, GROUPED = (
     "GroupedMatmul",
 )
 _ATTENTION, _LAYER, _PRODUCT = "fused_infer_attention_score", "dispatch_ffn_combine", "quant_matmul"
+GROUPED, _GROUPED = "GroupedMatmul", "grouped_matmul"
+WEIGHTS, _WEIGHTS = "WeightQuantBatchMatmulV2", "weight_quant_batchmatmul"
 _DISPATCH, _COMBINE = "moe_distribute_dispatch", "moe_distribute_combine"
 _FP8_PRODUCT = f"9,96;96,64;64;9 | {E4M3};FLOAT;FLOAT -> 9,64 | DT_BF16"
 _FP8_GROUPED = f"19,96;5,96,64;;5,64;;;;5;19 | {FP8_GROUPS} -> 19,64 | DT_BF16"
+_INT4 = "19,64;5,64,40;;;;5,2,40;5,2,40;5 | DT_BF16;INT4;;;;DT_BF16;DT_BF16;INT64 -> 19,40 | DT_BF16"
+_MX = f"9,128;24,128;24,2,2;9,2,2 | {E4M3};FLOAT8_E8M0;FLOAT8_E8M0 -> 9,24 | DT_BF16"
 _FP8_ROWS = "6,73 | DT_BF16 -> 6,73;6 | FLOAT8_{};FLOAT"
 _FP8_BLOCKS = "6,{0} | DT_BF16 -> 6,{0};6,{1} | FLOAT8_E4M3FN;FLOAT"
 
@@ -103,6 +107,31 @@ MISTAKES: list[tuple[str, str, Callable[..., Any], int | str]] = [
     (FLASH_GRAD, "without its mask", keywords("flash_attention_grad", atten_mask=lambda mask: None), 0),
     (FLASH_GRAD, "without scale", keywords("flash_attention_grad", scale_value=lambda scale: 1.0), 0),
     (FLASH_GRAD, "result forgotten", keywords("flash_attention_grad", attention_in=torch.zeros_like), 0),
+    (
+        "QuantBatchMatmulV3",
+        "scales of tokens exchanged",
+        keywords(_PRODUCT, pertoken_scale=lambda own: own.float().flip(1)),
+        _MX,
+    ),
+    (
+        "QuantBatchMatmulV3",
+        "scales of weights exchanged",
+        arguments(_PRODUCT, lambda a, b, s: (a, b, s.float().flip(2))),
+        _MX,
+    ),
+    ("QuantBatchMatmulV3", "x1 not scaled", keywords(_PRODUCT, pertoken_scale=lambda own: own.float() * 0 + 1), _MX),
+    (WEIGHTS, "scales of other groups", arguments(_WEIGHTS, lambda x, w, s, o: (x, w, s.flip(0), o)), 0),
+    (
+        WEIGHTS,
+        "offset after the scale",
+        lambda x, w, s, o, **how: impl.weight_quant_batchmatmul(x, w, s, o / s, **how),
+        0,
+    ),
+    (WEIGHTS, "other order in a word", arguments(_WEIGHTS, lambda x, w, s, o: (x, w << 16 | w >> 16 & 65535, s, o)), 0),
+    (WEIGHTS, "other order in a byte", arguments(_WEIGHTS, lambda x, w, s: (x, w << 4 | w >> 4, s)), 2),
+    (GROUPED, "scales of other groups", keywords(_GROUPED, antiquant_scale=lambda own: [own[0].flip(1)]), _INT4),
+    (GROUPED, "no offset", keywords(_GROUPED, antiquant_offset=lambda own: None), _INT4),
+    (GROUPED, "scales of other experts", keywords(_GROUPED, antiquant_scale=lambda own: [own[0].roll(1, 0)]), _INT4),
     (INDEXER, "other pages", keywords("lightning_indexer", block_table=lambda table: table.flip(0)), 0),
     (INDEXER, "sizes of weights", arguments("lightning_indexer", lambda q, k, w: (q, k, w.abs())), 0),
     (INDEXER, "no weights", arguments("lightning_indexer", lambda q, k, w: (q, k, ones(w))), 0),

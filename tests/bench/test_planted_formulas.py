@@ -18,8 +18,15 @@ from opatlas.row.status import Status
 from opatlas.run.result_check import Largest, Picks, Rounded, check
 
 
+def is_fp8(tensor):
+    """torch does not add in FP8."""
+    return tensor.is_floating_point() and tensor.element_size() == 1
+
+
 def everything_off(tensor):
     """Changes real numbers by 5 %, integers by one, and flips booleans."""
+    if is_fp8(tensor):
+        return everything_off(tensor.float()).to(tensor.dtype)
     if tensor.dtype is torch.bool:
         return ~tensor
     if tensor.is_floating_point():
@@ -29,6 +36,8 @@ def everything_off(tensor):
 
 def one_element_off(tensor):
     """Changes the last element, by as much as the largest one."""
+    if is_fp8(tensor):
+        return one_element_off(tensor.float()).to(tensor.dtype)
     changed = tensor.clone().reshape(-1)
     if tensor.dtype is torch.bool:
         changed[-1] = ~changed[-1]

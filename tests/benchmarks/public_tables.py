@@ -18,16 +18,7 @@ from typing import Literal
 import pandas as pd
 
 from opatlas.data.database import Database
-from opatlas.row.columns import (
-    AVERAGE,
-    INPUT_DTYPES,
-    INPUT_FORMATS,
-    INPUT_SHAPES,
-    OUTPUT_DTYPES,
-    OUTPUT_FORMATS,
-    OUTPUT_SHAPES,
-    RUNTIME_PREFIX,
-)
+from opatlas.row import columns as col
 from opatlas.row.quality import valid_duration
 from opatlas.row.signature import signature, signatures
 from tests.benchmarks.children import run_benchmark
@@ -67,13 +58,13 @@ def _row(inputs: Sequence[str], dtypes: Sequence[str], output: str, **runtime: o
     """Returns the cells of a row; an input "" is an empty slot."""
     shown = [dtype if shape else "DT_UNDEFINED" for shape, dtype in zip(inputs, dtypes, strict=True)]
     return {
-        INPUT_SHAPES: ";".join(inputs),
-        INPUT_DTYPES: ";".join(shown),
-        INPUT_FORMATS: ";".join("ND" if shape else "NULL" for shape in inputs),
-        OUTPUT_SHAPES: output,
-        OUTPUT_DTYPES: "DT_BF16",
-        OUTPUT_FORMATS: "ND",
-        **{f"{RUNTIME_PREFIX}{name}": str(value) for name, value in runtime.items()},
+        col.INPUT_SHAPES: ";".join(inputs),
+        col.INPUT_DTYPES: ";".join(shown),
+        col.INPUT_FORMATS: ";".join("ND" if shape else "NULL" for shape in inputs),
+        col.OUTPUT_SHAPES: output,
+        col.OUTPUT_DTYPES: "DT_BF16",
+        col.OUTPUT_FORMATS: "ND",
+        **{f"{col.RUNTIME_PREFIX}{name}": str(value) for name, value in runtime.items()},
     }
 
 
@@ -221,9 +212,9 @@ def write_rows(aic: Path, database: Path, each: int) -> int:
 def durations(database: Path, kernel_type: str) -> dict[str, float]:
     """Returns the replayed durations of a database in microseconds, by signature."""
     frame = Database(database).read_or_empty(kernel_type).frame
-    if AVERAGE not in frame.columns:
+    if col.AVERAGE not in frame.columns:
         return {}
-    cells = map(valid_duration, frame[AVERAGE])
+    cells = map(valid_duration, frame[col.AVERAGE])
     return {name: us for name, us in zip(signatures(kernel_type, frame), cells, strict=True) if us is not None}
 
 

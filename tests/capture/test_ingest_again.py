@@ -155,16 +155,6 @@ class TestTheSameFileAgain:
 
 
 class TestReplacing:
-    def test_takes_the_place_of_all_earlier_ones(self, tmp_path: Path, database: Database) -> None:
-        ingest(database, capture(tmp_path / "a", 10), capture(tmp_path / "m", 7, type="Mul"))
-        ingest(database, capture(tmp_path / "b", 20))
-        third = ingest(database, capture(tmp_path / "c", 50), replace=True)
-        now = row(database)
-        assert (now[AVERAGE], now[SAMPLES], now[PROFILING_RUN_ID]) == ("50", "1", run_id(third))
-        assert row(database, "Mul")[AVERAGE] == "7"
-        ingest(database, capture(tmp_path / "d", 70))
-        assert (row(database)[AVERAGE], row(database)[SAMPLES]) == ("60", "2")
-
     def test_with_an_earlier_capture_again(self, tmp_path: Path, database: Database) -> None:
         ingest(database, capture(tmp_path / "a", 10))
         ingest(database, capture(tmp_path / "b", 20))

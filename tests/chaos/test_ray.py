@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from moods import Mood
-from operator_kernels import write_kernels
 from ray_clusters import ancestor, hosts_in_report, left, start, tree
 from sessions import ROOT, Running, Sessions, row
 
@@ -60,19 +59,11 @@ class Model(torch.nn.Module):
 def get_inputs():
     return [torch.randn(8, 16)]
 """
-TRACE = """\
-Operator: aten.add.Tensor
-cnt: 3, ((T([64, 64], f32), T([64, 64], f32)), {})
-Operator: aten.relu.default
-cnt: 5, ((T([64, 64], f32),), {})
-Operator: aten.abs.default
-cnt: 1, ((T([8], f32),), {})
-"""
 
 
 def test_hosts_judge_the_candidates_of_tasks(sessions: Sessions, cluster: Any) -> None:
     cluster.add_node(num_cpus=1)
-    shutil.copy(ROOT / "bench" / "test_tasks.py", sessions.folder)
+    shutil.copy(ROOT / "bench" / "test_listed.py", sessions.folder)
     (sessions.folder / "tasks").mkdir()
     (sessions.folder / "tasks" / "relu.py").write_text(TASK)
     own = sessions.folder / "candidates" / "relu"
@@ -80,7 +71,7 @@ def test_hosts_judge_the_candidates_of_tasks(sessions: Sessions, cluster: Any) -
     returns = {"right": "x.clamp(min=0)", "wrong": "x", "crashes": "faulthandler._sigsegv()", "broken": "x.clamp("}
     for name, code in returns.items():
         (own / f"{name}.py").write_text(CANDIDATE.format(code))
-    options = ("test_tasks.py", "--tasks=tasks", "--implementation=torch,candidates")
+    options = ("test_listed.py", "--tasks=tasks", "--implementation=torch,candidates")
     finished = start(sessions, cluster, *options).wait()
     assert finished.ledger() == {"measured": 2, "xfailed": 3}
     verdicts = {}
@@ -89,29 +80,6 @@ def test_hosts_judge_the_candidates_of_tasks(sessions: Sessions, cluster: Any) -
             (cells,) = csv.DictReader(file)
         verdicts[path.parent.name.split("-")[1]] = cells["Error Class"].partition("/")[0]
     assert verdicts == {"right": "pass", "wrong": "mismatch", "crashes": "crash", "broken": "syntax"}
-    assert left(sessions) == []
-
-
-def test_hosts_run_the_operators_of_a_suite(sessions: Sessions, cluster: Any) -> None:
-    shutil.copy(ROOT / "bench" / "test_suites.py", sessions.folder)
-    (sessions.folder / "calls.txt").write_text(TRACE)
-    kernels = {"add__Tensor": "def NAME(x, y):\n    return x + y\n", "relu__default": "def NAME(x):\n    return x\n"}
-    folder = write_kernels(sessions.folder / "kit", kernels)
-    options = ("test_suites.py", "--suite=calls.txt", f"--implementation=torch,{folder}")
-    finished = start(sessions, cluster, *options, devices=2).wait()
-    assert finished.ledger() == {"measured": 4, "xfailed": 1, "unsupported": 1}
-    assert left(sessions) == []
-
-
-def test_four_nodes_stop_at_a_failure_and_report_the_rest(sessions: Sessions, cluster: Any) -> None:
-    for _ in range(3):
-        cluster.add_node(num_cpus=1)
-    sessions.write("Moody", [row(size) for size in (1, Mood.RAISE, *range(200, 400))])
-    stopped = start(sessions, cluster, "-x").wait()
-    ledger = stopped.ledger()
-    assert ledger["failed"] == 1
-    assert ledger["measured"] >= 1
-    assert ledger["not run"] > 0
     assert left(sessions) == []
 
 
@@ -172,14 +140,6 @@ def test_a_killed_head_continues(sessions: Sessions, cluster: Any) -> None:
     again = start(sessions, cluster, "--update-mode=unreplayed").wait()
     assert again.ledger() == {"measured": 1}
     assert set(sessions.statuses("Moody").values()) == {"measured"}
-    assert left(sessions) == []
-
-
-def test_a_device_that_fails_for_good_is_left_out_and_reported(sessions: Sessions, cluster: Any) -> None:
-    sessions.write("Moody", [row(size) for size in (Mood.BREAK_OWN_DEVICE, *range(200, 230))])
-    finished = start(sessions, cluster, devices=2).wait()
-    assert finished.ledger() == {"measured": 30, "device-error": 1}
-    assert finished.has_line("left out", "simulated", os.uname().nodename)
     assert left(sessions) == []
 
 

@@ -65,20 +65,6 @@ def of_devices(network: Hosts) -> list[bytes]:
     return [each for each in commands if b"opatlas/run/process" in each or b"Actor" in each]
 
 
-def test_a_slow_host_gets_fewer_rows_and_costs_nothing_else(sessions: Sessions, network: Hosts) -> None:
-    network.add("slow", SIMULATED_SECONDS="1")
-    running = start(sessions, network, size=102)
-    wait_for_both(running)
-    sessions.go()
-    finished = running.wait()
-    assert finished.ledger() == {"measured": 102}
-    assert not finished.has_line("is lost")
-    ran = rows_by_host(sessions)
-    assert ran.total() == 102
-    assert 1 <= ran["slow"] < ran[_HEAD]
-    assert left(sessions) == []
-
-
 def test_all_implementations_of_a_row_are_measured_on_one_host(sessions: Sessions, network: Hosts) -> None:
     (sessions.folder / "mine").mkdir()
     (sessions.folder / "mine" / "Moody.py").write_text("def kernel(x, y):\n    return x + y\n")

@@ -45,28 +45,14 @@ from opatlas.data.database import Database
 from opatlas.data.fold import add_rows
 from opatlas.data.restore import clear_edited, unprune
 from opatlas.data.write_back import recover, write_back
-from opatlas.row.columns import (
-    AVERAGE,
-    CRASHES_IN_A_ROW,
-    ERROR_CLASS,
-    INPUT_SHAPES,
-    LEVEL,
-    MAX_ERROR,
-    OUTPUT_SHAPES,
-    OWN,
-    POOLED,
-    POOLED_MEDIAN,
-    RUN_ID,
-    STATUS,
-    STATUS_RUN_ID,
-)
+from opatlas.row import columns as col
 from opatlas.row.record import Measurement, Record
 from opatlas.row.signature import RowChoice, signature
 from opatlas.row.status import Status, UpdateMode
 
 COUNTER = "MicroBench aic_mac_ratio"
 MESSAGE = {"message_bytes": "1048576", "num_devices": "16", "dtype": "DT_BF16", "topology_tier": "1"}
-SCALAR = {**cells(1), INPUT_SHAPES: "", OUTPUT_SHAPES: ""}
+SCALAR = {**cells(1), col.INPUT_SHAPES: "", col.OUTPUT_SHAPES: ""}
 
 
 @pytest.fixture
@@ -121,28 +107,28 @@ BY = pytest.mark.parametrize("by", ["session", "combine", "restore"])
 def test_a_duration_brings_its_counters_and_no_others(database: Database, other: Database, by: str) -> None:
     session(database, record(1, 1.0, run=OLD, counters={"aic_mac_ratio": 0.5}))
     then(by, database, other, record(1, 2.0, run=NEW))
-    assert row_of(database)[AVERAGE] == "2.0000"
+    assert row_of(database)[col.AVERAGE] == "2.0000"
     assert COUNTER not in row_of(database)
 
 
 def test_a_column_of_ours_is_there_for_a_cell_only(database: Database, other: Database, tmp_path: Path) -> None:
     session(database, record(1, run=OLD))
-    write(other, [{**cells(3), AVERAGE: "", "Note": ""}])
+    write(other, [{**cells(3), col.AVERAGE: "", "Note": ""}])
     joined(database, other)
     add_rows(database, {"Neg": [cells(1)]})
     capture = write_capture(tmp_path / "capture/kernel_details.csv", [launch()])
     ingest_captures(database, [capture], IngestRequest(capture))
     for kernel_type in ("Abs", "Neg", "MatMulV3"):
         rows = read(database, kernel_type)
-        empty = {name for name in rows[0] if name in OWN and not any(row[name] for row in rows)}
-        assert empty <= {AVERAGE}, kernel_type
+        empty = {name for name in rows[0] if name in col.OWN and not any(row[name] for row in rows)}
+        assert empty <= {col.AVERAGE}, kernel_type
 
 
 def test_the_largest_error_of_a_judged_failure_goes_with_its_status(database: Database) -> None:
-    session(database, judged(OLD, **{MAX_ERROR: "7.5"}))
-    assert row_of(database)[MAX_ERROR] == "7.5"
+    session(database, judged(OLD, **{col.MAX_ERROR: "7.5"}))
+    assert row_of(database)[col.MAX_ERROR] == "7.5"
     session(database, record(1, run=NEW))
-    assert MAX_ERROR not in row_of(database)
+    assert col.MAX_ERROR not in row_of(database)
 
 
 def test_lengths_that_make_a_row_another_case_empty_its_pooled_cells(tmp_path: Path) -> None:
@@ -159,14 +145,14 @@ def test_lengths_that_make_a_row_another_case_empty_its_pooled_cells(tmp_path: P
     own = Measurement((9.0,), "wall-clock", "cold", device_kernels=2)
     session(database, Record(kernel_type, name, row, Status.MEASURED, "", OLD, 0.0, own))
     joined(database, pooled=True)
-    assert read(database, kernel_type)[0][POOLED_MEDIAN]
+    assert read(database, kernel_type)[0][col.POOLED_MEDIAN]
     calls = tmp_path / "calls.jsonl"
     calls.write_text("".join(f"{json.dumps(call)}\n" for call in (decode(), decode(kv=(301, 129, 8)))))
     words = ["--attention-records", str(calls), "--database-path", str(database.path)]
     assert main(["ingest", *words]) == 0
     first, second = read(database, kernel_type)
     for after in (first, second):
-        assert not any(after.get(column) for column in (*POOLED, AVERAGE, STATUS, RUN_ID))
+        assert not any(after.get(column) for column in (*col.POOLED, col.AVERAGE, col.STATUS, col.RUN_ID))
 
 
 @pytest.mark.parametrize("by", ["session", "combine", "restore", "copy"])
@@ -183,7 +169,7 @@ def test_nobody_appends_a_pruned_row(database: Database, other: Database, by: st
         restored(database)
     else:
         add_rows(database, {"Abs": [cells(1)]})
-    assert [row[INPUT_SHAPES] for row in read(database)] == ["2,4"]
+    assert [row[col.INPUT_SHAPES] for row in read(database)] == ["2,4"]
     assert contents(database.pruned_dir) == before
 
 
@@ -192,9 +178,9 @@ def test_a_row_that_somebody_deleted_comes_back_by_a_restore_only(database: Data
     write(database, read(database)[1:])
     session(database, record(2, 3.0, run=NEW))
     joined(database, pooled=True)
-    assert [row[INPUT_SHAPES] for row in read(database)] == ["2,4"]
+    assert [row[col.INPUT_SHAPES] for row in read(database)] == ["2,4"]
     restored(database)
-    assert sorted(row[INPUT_SHAPES] for row in read(database)) == ["1,4", "2,4"]
+    assert sorted(row[col.INPUT_SHAPES] for row in read(database)) == ["1,4", "2,4"]
 
 
 def test_a_prune_that_is_cut_off_keeps_the_row_once(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,8 +201,8 @@ def test_a_prune_that_is_cut_off_keeps_the_row_once(database: Database, monkeypa
     assert len(read(Database(database.pruned_dir))) == 1
     assert len(read(database)) == 2
     recovered(database)
-    assert [row[INPUT_SHAPES] for row in read(Database(database.pruned_dir))] == ["1,4"]
-    assert [row[INPUT_SHAPES] for row in read(database)] == ["2,4"]
+    assert [row[col.INPUT_SHAPES] for row in read(Database(database.pruned_dir))] == ["1,4"]
+    assert [row[col.INPUT_SHAPES] for row in read(database)] == ["2,4"]
 
 
 @pytest.mark.parametrize("later_in", ["target", "source"])
@@ -225,27 +211,27 @@ def test_of_two_durations_of_one_run_the_later_counts(database: Database, other:
     session(database, late if later_in == "target" else early)
     session(other, early if later_in == "target" else late)
     apply(database, other)
-    assert row_of(database)[AVERAGE] == "2.0000"
+    assert row_of(database)[col.AVERAGE] == "2.0000"
     assert_restored_as_it_is(database)
 
 
 @BY
 def test_what_a_judged_kernel_got_moves_with_its_status(database: Database, other: Database, by: str) -> None:
-    session(database, judged(OLD, **{LEVEL: "L1", ERROR_CLASS: "mismatch/nan"}))
-    then(by, database, other, judged(NEW, **{LEVEL: "L0"}))
-    assert row_of(database)[LEVEL] == "L0"
-    assert ERROR_CLASS not in row_of(database)
+    session(database, judged(OLD, **{col.LEVEL: "L1", col.ERROR_CLASS: "mismatch/nan"}))
+    then(by, database, other, judged(NEW, **{col.LEVEL: "L0"}))
+    assert row_of(database)[col.LEVEL] == "L0"
+    assert col.ERROR_CLASS not in row_of(database)
 
 
 def test_pooled_runs_stay_pooled_when_the_csvs_are_made_again(database: Database) -> None:
     for run, us in ((OLD, 10.0), (MIDDLE, 11.0), (NEW, 30.0)):
         session(database, record(1, us, run=run))
     joined(database, pooled=True)
-    assert row_of(database)[AVERAGE] == "11.0000"
+    assert row_of(database)[col.AVERAGE] == "11.0000"
     assert_restored_as_it_is(database)
     session(database, record(1, 50.0, run="20251201T120000-aaaaaa"))
     before = csvs(database)
-    assert row_of(database)[AVERAGE] == "50.0000"
+    assert row_of(database)[col.AVERAGE] == "50.0000"
     restored(database)
     assert csvs(database) == before
 
@@ -259,10 +245,10 @@ def test_a_new_run_starts_after_all_others_and_the_start_decides(database: Datab
     assert started_at > now
     manifest(database, "second", started_at)
     session(database, record(1, 2.0, run="second"))
-    assert row_of(database)[AVERAGE] == "2.0000"
+    assert row_of(database)[col.AVERAGE] == "2.0000"
     manifest(database, "late", now - 7200)
     session(database, record(1, 3.0, run="late"))
-    assert row_of(database)[AVERAGE] == "2.0000"
+    assert row_of(database)[col.AVERAGE] == "2.0000"
     assert_restored_as_it_is(database)
 
 
@@ -277,7 +263,7 @@ def test_the_time_decides_between_two_workers(database: Database, parts: tuple[s
     else:
         session(database, at(record(2, 3.0, run=NEW), 1.0))
     row = row_of(database)
-    assert (row[AVERAGE], row[STATUS]) == ("2.0000", "measured")
+    assert (row[col.AVERAGE], row[col.STATUS]) == ("2.0000", "measured")
     assert_restored_as_it_is(database)
 
 
@@ -288,7 +274,7 @@ def test_a_later_failure_of_another_worker_is_the_status(database: Database, par
     killed(database, at(crashed(NEW), 20.0), part=second)
     recovered(database)
     recovered_csvs = csvs(database)
-    assert row_of(database)[STATUS] == "crashed"
+    assert row_of(database)[col.STATUS] == "crashed"
     restored(database)
     assert csvs(database) == recovered_csvs
 
@@ -299,24 +285,24 @@ def test_crashes_of_two_machines_add_up(database: Database, other: Database, tur
     session(other, crashed(NEW))
     target, source = (other, database) if turned else (database, other)
     joined(target, source)
-    assert row_of(target)[CRASHES_IN_A_ROW] == "2"
+    assert row_of(target)[col.CRASHES_IN_A_ROW] == "2"
     joined(target, source)
     restored(target)
-    assert row_of(target)[CRASHES_IN_A_ROW] == "2"
+    assert row_of(target)[col.CRASHES_IN_A_ROW] == "2"
 
 
 def test_a_run_that_appended_nothing_appends_nothing_when_the_csvs_are_made_again(database: Database) -> None:
     killed(database, record(1, 1.0, run=OLD), record(3, 3.0, run=OLD), mode="missing-only")
     recover(database, own_run="")
-    assert [row[INPUT_SHAPES] for row in read(database)] == ["1,4", "2,4"]
+    assert [row[col.INPUT_SHAPES] for row in read(database)] == ["1,4", "2,4"]
     assert_restored_as_it_is(database)
-    assert {each.cells[INPUT_SHAPES] for each in log.read(database, OLD).records} == {"1,4", "3,4"}
+    assert {each.cells[col.INPUT_SHAPES] for each in log.read(database, OLD).records} == {"1,4", "3,4"}
 
 
 def test_a_run_that_appended_rows_and_replaced_a_typed_duration_appends_when_the_csvs_are_made_again(
     database: Database,
 ) -> None:
-    write(database, [{**cells(1), AVERAGE: "7.5"}])
+    write(database, [{**cells(1), col.AVERAGE: "7.5"}])
     session(database, record(1, 1.0, run=OLD), record(3, 3.0, run=OLD))
     before = csvs(database)
     write(database, read(database)[:1])
@@ -340,7 +326,7 @@ def test_the_empty_shape_of_an_appended_row(database: Database, other: Database,
         write(Database(database.pruned_dir), [{**SCALAR, "Pruned Reason": "why"}])
         assert unprune(database, RowChoice()).restored
     added = read(database)[-1]
-    assert (added[INPUT_SHAPES], added[OUTPUT_SHAPES]) == ('""', '""')
+    assert (added[col.INPUT_SHAPES], added[col.OUTPUT_SHAPES]) == ('""', '""')
     assert signature("Abs", added) == name
 
 
@@ -356,7 +342,7 @@ def test_a_newer_run_with_the_same_status_is_the_run_of_the_status(database: Dat
     session(database, record(1, run=OLD))
     session(other, record(1, run=NEW))
     joined(database, other)
-    assert row_of(database)[STATUS_RUN_ID] == NEW
+    assert row_of(database)[col.STATUS_RUN_ID] == NEW
 
 
 def test_collectives_are_combined_and_come_back(database: Database, other: Database) -> None:
@@ -364,7 +350,7 @@ def test_collectives_are_combined_and_come_back(database: Database, other: Datab
     session(other, message(20.0, NEW))
     joined(database, other)
     (row,) = read(database, "hcom_allReduce_")
-    assert (row["Duration(us)"], row[RUN_ID]) == ("20.0000", NEW)
+    assert (row["Duration(us)"], row[col.RUN_ID]) == ("20.0000", NEW)
     assert_restored_as_it_is(database)
     (database.path / "hcom_allReduce_.csv").unlink()
     restored(database)
@@ -375,11 +361,12 @@ def test_a_row_without_a_record_is_not_an_edited_one(database: Database) -> None
     session(database, record(1, 1.0, run=OLD))
     first, second = read(database)
     others = [
-        {**dict.fromkeys(first, ""), **cells(n), AVERAGE: f"{n}.0", RUN_ID: run} for n, run in ((8, "8"), (9, ""))
+        {**dict.fromkeys(first, ""), **cells(n), col.AVERAGE: f"{n}.0", col.RUN_ID: run}
+        for n, run in ((8, "8"), (9, ""))
     ]
     write(database, [first, second, {**first, **cells(7)}, *others])
     assert clear_edited(database, NEW).positions == {"Abs": [2]}
-    assert [row[AVERAGE] for row in read(database)] == ["1.0000", "", "", "8.0", "9.0"]
+    assert [row[col.AVERAGE] for row in read(database)] == ["1.0000", "", "", "8.0", "9.0"]
 
 
 @pytest.mark.parametrize("by", ["session", "combine", "pool", "restore"])
@@ -393,7 +380,7 @@ def test_a_duration_without_a_record_is_kept_with_its_run(
     session(database, record(2, 2.0, run=MIDDLE))
     joined(database)
     restored(database)
-    assert (imported(database), row_of(database)[AVERAGE]) == ([], "007.50")
+    assert (imported(database), row_of(database)[col.AVERAGE]) == ([], "007.50")
     if by == "combine":
         session(other, record(1, 1.0, run=NEW))
         joined(database, other)
@@ -406,8 +393,8 @@ def test_a_duration_without_a_record_is_kept_with_its_run(
         records = [record(1, 1.0, run=run) for run in (NEW, "1", "2")]
         log.add(database, log.JournalHeader(NEW, "all", prune=False), records)
         joined(database, pooled=True)
-    assert row_of(database)[AVERAGE] == "1.0000"
+    assert row_of(database)[col.AVERAGE] == "1.0000"
     (kept,) = imported(database)
-    assert (kept[AVERAGE], kept.get(RUN_ID, "")) == ("007.50", of_run)
+    assert (kept[col.AVERAGE], kept.get(col.RUN_ID, "")) == ("007.50", of_run)
     restored(database)
     assert len(imported(database)) == 1

@@ -15,14 +15,7 @@ from opatlas.cli.main import main
 from opatlas.data.database import Database
 from opatlas.data.manifest import Manifest
 from opatlas.data.pool import pool
-from opatlas.row.columns import (
-    AVERAGE,
-    POOLED_MACHINES,
-    POOLED_MEDIAN,
-    POOLED_RUN_DURATIONS,
-    POOLED_RUNS,
-    POOLED_SPREAD,
-)
+from opatlas.row import columns as col
 
 RUNS = tuple(f"2025112{day}T120000-aaaaaa" for day in range(1, 6))
 
@@ -53,7 +46,7 @@ def run(
 
 
 def pooled_cells(database: Database) -> list[tuple[str, ...]]:
-    columns = (POOLED_MEDIAN, POOLED_RUNS, POOLED_MACHINES, POOLED_SPREAD)
+    columns = (col.POOLED_MEDIAN, col.POOLED_RUNS, col.POOLED_MACHINES, col.POOLED_SPREAD)
     return [tuple(row.get(name, "") for name in columns) for row in read(database)]
 
 
@@ -157,7 +150,7 @@ def test_a_row_gets_the_duration_of_the_median_run_whole(database: Database) -> 
         *("21.2500", "2"),
         "21.0000",
     )
-    assert row[POOLED_RUN_DURATIONS] == f"{RUNS[0]} 32.0000; {RUNS[1]} 21.2500; {RUNS[2]} 10.0000"
+    assert row[col.POOLED_RUN_DURATIONS] == f"{RUNS[0]} 32.0000; {RUNS[1]} 21.2500; {RUNS[2]} 10.0000"
     before = database.csv_path("Abs").stat()
     pooled(database)
     assert database.csv_path("Abs").stat() == before, "the file is written again"
@@ -193,5 +186,5 @@ def test_a_duration_that_no_history_has_is_saved_before_the_median_run_replaces_
     assert pooled(database)[0] == ("11.0000", "3", "3", "809.09")
     assert duration(database) == ("11.0000", RUNS[1])
     pooled(database)
-    assert [row[AVERAGE] for row in imported(database)] == ["99.0"]
+    assert [row[col.AVERAGE] for row in imported(database)] == ["99.0"]
     assert pooled_cells(database)[0] == ("11.0000", "3", "3", "809.09")

@@ -325,7 +325,6 @@ def _timeline(data: bytes, folder: Path) -> None:
     for scope in found["scopes"]:
         expect(scope["fused_kernels"] <= scope["kernels"], f"more fused than there are: {scope}")
         expect(scope["saved_us"] <= scope["gaps_us"] + 1e-6, f"saves more than its gaps: {scope}")
-    expect(found["upper_bound"]["kernels"] <= found["kernels"], "more kernels in stretches than there are")
 
 
 _OF_CAPTURES = (b"MatMulV3", b"Type", b"OP Type", b"Duration(us)", b"Context ID", b"Input Shapes", b"DT_BF16", b"16,64")
@@ -337,7 +336,7 @@ _OF_RECORDS = (
     b'"input_layout"',
     b"[1, 2]",
 )
-_OF_TRACES = (b'"ph": "X"', b'"dur"', b'"args"', b'"traceEvents"', b'"Input Dims"', b'"more_args"', b'"a\\rb": 1,')
+_OF_TRACES = (b'"ph": "X"', b'"dur"', b'"args"', b'"traceEvents"', b'"Input Dims"', b'"a\\rb": 1,')
 _OF_GPU_TRACES = (b'"kernel"', b'"Input Dims"', b'"correlation"', b'"deviceProperties"', b"1e999", b"-1", b"9" * 20)
 _OF_TIMES = (
     b"Block Dim",

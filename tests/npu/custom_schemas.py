@@ -35,6 +35,16 @@ SCHEMAS = {
 
         npu_apply_top_k_top_p(Tensor logits, Tensor? p=None, Tensor? k=None) -> Tensor
 
+        npu_hc_pre_v2(Tensor x, Tensor hc_fn, Tensor hc_scale, Tensor hc_base, int hc_mult, int hc_sinkhorn_iters,
+            float norm_eps, float hc_eps) -> (Tensor out0, Tensor out1, Tensor out2)
+
+        npu_hc_post(Tensor x, Tensor residual, Tensor post, Tensor comb) -> (Tensor out)
+
+        npu_swiglu_group_quant(Tensor x, Tensor? topk_weight, Tensor? group_index, ScalarType dst_type=39,
+            int quant_mode=1, int group_size=128, bool round_scale=False, bool ue8m0_scale=False,
+            bool output_origin=False, int group_list_type=0, float clamp_value=0.0)
+            -> (Tensor y, Tensor scale, Tensor y_origin)
+
         dispatch_ffn_combine(Tensor x, Tensor[] weight1, Tensor[] weight2, Tensor expert_idx,
             Tensor[] scale1, Tensor[] scale2, Tensor[] bias1, Tensor[] bias2, Tensor probs, str group,
             int max_output_size, Tensor(a!) out, Tensor(b!) expert_token_nums, Tensor? x_active_mask=None,

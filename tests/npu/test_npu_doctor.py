@@ -13,7 +13,7 @@ from opatlas.run.process.messages import decode, encode
 
 @pytest.fixture
 def verdict_of(npu_python, tmp_path):
-    """Runs a probe in the environment of torch_npu, in its child process."""
+    """Runs a stage in the environment of torch_npu, in its child process."""
 
     def run(name, **environment):
         target, verdict = tmp_path / "target", tmp_path / "verdict"

@@ -25,7 +25,7 @@ from opatlas.run.devices import npu as npu_module
 pytestmark = pytest.mark.usefixtures("forks")
 REPOSITORY = Path(__file__).parents[2]
 #: What a library may do to the process that touches it.
-_BAD_PROBES = """
+_BAD_STAGES = """
 import ctypes, os, subprocess, sys
 from opatlas.outer.doctor.stages import passed
 from opatlas.errors import OpAtlasError
@@ -54,21 +54,21 @@ def good(target):
 
 @pytest.fixture
 def bad(tmp_path, monkeypatch):
-    """Runs a stage of _BAD_PROBES."""
-    tmp_path.joinpath("bad_probes.py").write_text(_BAD_PROBES)
+    """Runs a stage of _BAD_STAGES."""
+    tmp_path.joinpath("bad_stages.py").write_text(_BAD_STAGES)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{REPOSITORY}")
     monkeypatch.syspath_prepend(tmp_path)
-    import bad_probes
+    import bad_stages
 
     def run(name, target=None, deadline_s=60.0):
-        monkeypatch.setitem(STAGES, name, Stage(getattr(bad_probes, name), deadline_s))
+        monkeypatch.setitem(STAGES, name, Stage(getattr(bad_stages, name), deadline_s))
         return run_stage(name, target or Target())
 
     yield run
-    del sys.modules["bad_probes"]
+    del sys.modules["bad_stages"]
 
 
-def test_a_probe_that_dies_is_a_finding(bad):
+def test_a_stage_that_dies_is_a_finding(bad):
     verdict = bad("dies")
     assert verdict.state is State.FAIL
     assert "SIGSEGV" in verdict.detail
@@ -77,7 +77,7 @@ def test_a_probe_that_dies_is_a_finding(bad):
     assert "exit code 7" in bad("exits").detail
 
 
-def test_a_probe_that_hangs_is_ended_with_what_it_started(bad, tmp_path):
+def test_a_stage_that_hangs_is_ended_with_what_it_started(bad, tmp_path):
     mark = f"mark-of-{tmp_path.name}-{os.getpid()}"
     verdict = bad("hangs", Target(device=mark), 3.0)
     assert verdict.state is State.FAIL
@@ -91,14 +91,14 @@ def test_a_probe_that_hangs_is_ended_with_what_it_started(bad, tmp_path):
     assert wait_for(has_ended)
 
 
-def test_what_a_probe_raises_is_a_finding(bad):
+def test_what_a_stage_raises_is_a_finding(bad):
     verdict = bad("raises")
     assert (verdict.state, verdict.detail) == (State.FAIL, "RuntimeError: no device")
     assert "and a long story" in verdict.facts["traceback"]
     assert bad("says").detail == "no such thing: do that"
 
 
-def test_what_a_probe_is_told_and_tells(bad, tmp_path):
+def test_what_a_stage_is_told_and_tells(bad, tmp_path):
     verdict = bad("good", Target("ATLAS", "npu", tmp_path))
     assert (verdict.state, verdict.detail, verdict.facts) == (State.PASS, f"ATLAS npu {tmp_path}", {"number": 7})
 
@@ -108,7 +108,7 @@ FEW = ("device", "replay")
 
 
 def test_a_cpu(tmp_path, monkeypatch, capsys):
-    """The command with real probes, and its report."""
+    """The command with real stages, and its report."""
     monkeypatch.setattr(command, "STAGES", {name: STAGES[name] for name in FEW})
     monkeypatch.setenv("OPATLAS_API_KEY", "very secret")
     monkeypatch.setenv("VLLM_AUTH_HEADER", "very secret")
@@ -155,22 +155,22 @@ def doctor(monkeypatch, capsys):
 
 
 def states(out: str) -> dict[str, str]:
-    """Returns the printed status of each step."""
+    """Returns the printed status of each stage."""
     return dict(re.findall(r"^(\w+) +(pass|fail|warn|skip) ", out, re.MULTILINE))
 
 
 @pytest.mark.parametrize("place", ["file/r.zip", "folder"])
-def test_a_report_that_cannot_be_written_is_told_before_the_probes(doctor, tmp_path, place):
+def test_a_report_that_cannot_be_written_is_told_before_the_stages(doctor, tmp_path, place):
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
     status, out = doctor("--report", str(tmp_path / place))
     assert (status, "pass" in out) == (1, False)
 
 
-def test_a_report_has_what_probes_left(doctor, tmp_path):
+def test_a_report_has_what_stages_left(doctor, tmp_path):
     status, _ = doctor("--report", str(tmp_path / "r.zip"))
     with zipfile.ZipFile(tmp_path / "r.zip") as report:
-        assert report.read("probes/device/left.csv") == b"OP Type\n"
+        assert report.read("stages/device/left.csv") == b"OP Type\n"
     assert status == 0
 
 
@@ -191,7 +191,7 @@ BROKEN = failed("no CANN", "install it")
         (["--device", "npu"], "", [], {"cann": BROKEN}, 1, {"cann": "fail"}),
     ],
 )
-def test_the_state_of_each_step(doctor, options, kind, signs, verdicts, status, expected):
+def test_the_state_of_each_stage(doctor, options, kind, signs, verdicts, status, expected):
     found, out = doctor(*options, signs=signs, kind=kind, **verdicts)
     assert found == status, out
     assert {name: states(out).get(name) for name in expected} == expected
@@ -219,8 +219,8 @@ def tool(folder, name, script):
     return path
 
 
-def says(probe, state, *words):
-    verdict = probe(Target(kind="npu"))
+def says(stage, state, *words):
+    verdict = stage(Target(kind="npu"))
     assert verdict.state is state, verdict
     assert all(word in f"{verdict.detail} {verdict.remedy}" for word in words), verdict
 

@@ -117,15 +117,15 @@ def test_a_stage_may_have_the_environment_of_a_device_process(tmp_path, monkeypa
     from opatlas.outer.doctor.command import run_stage
     from opatlas.outer.doctor.stages import STAGES, Stage
 
-    (tmp_path / "own_probes.py").write_text(
+    (tmp_path / "own_stages.py").write_text(
         "import os\nfrom opatlas.outer.doctor.stages import passed\n"
         "def said(target):\n    return passed(os.environ.get('LD_LIBRARY_PATH', ''))\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
-    import own_probes
+    import own_stages
 
-    monkeypatch.setitem(STAGES, "said", Stage(own_probes.said))
+    monkeypatch.setitem(STAGES, "said", Stage(own_stages.said))
     assert run_stage("said", Target(), {"LD_LIBRARY_PATH": "/opp/lib"}).detail == "/opp/lib"
-    del sys.modules["own_probes"]
+    del sys.modules["own_stages"]

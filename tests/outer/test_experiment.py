@@ -13,20 +13,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated_attempts import attempt, loop, mixed_run, write_run
 
-from opatlas.errors import OpAtlasError, UsageError
+from opatlas.errors import OpAtlasError
 from opatlas.files import UnsafePath
 from opatlas.outer.generation.attempts import ATTEMPTS, AttemptLog, ModelAttempt, attempt_line
 from opatlas.outer.generation.experiment import (
+    ROUTED,
     Experiment,
     Figures,
+    Selector,
+    Strategy,
     TaskName,
-    pass_rate,
     read_experiment,
     run_of,
+    strategy_results,
     wilson_interval,
 )
-from opatlas.outer.generation.score_command import make_report
-from opatlas.outer.generation.selection import ROUTED, Selector, Strategy, strategy_results
 from opatlas.outer.judging.judgement import ErrorClass, Level
 from opatlas.show.output import USAGE
 from opatlas.typed_json import DecodeError
@@ -56,11 +57,6 @@ def test_figures_of_textbooks() -> None:
         ((1, 29), (0.0061, 0.1718)),
     ):
         assert wilson_interval(*count) == pytest.approx(expected, abs=6e-5)
-
-
-def test_no_tasks_are_no_data() -> None:
-    assert wilson_interval(0, 0) is None
-    assert pass_rate(0, 0) == {"passed": 0, "of": 0, "rate": None, "low": None, "high": None}
 
 
 RELU, SORT = TaskName("set", "relu"), TaskName("set", "sort")
@@ -153,14 +149,7 @@ def test_a_damaged_line_is_named(fields: str, named: str, tmp_path: Path) -> Non
 
 
 def test_what_cannot_be_read(tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    write_run(tmp_path / "none", [])
     folder = write_run(tmp_path / "run", [attempt("m", "relu")])
-    for folders in ([tmp_path / "nothing"], [tmp_path / "empty"], [tmp_path / "none"], [folder, folder]):
-        with pytest.raises(UsageError, match=str(folders[0])):
-            read_experiment(folders)
-    with pytest.raises(UsageError, match="m"):
-        make_report(read_experiment([folder]), "n")
     (folder / ATTEMPTS).write_bytes(b'\xff\xfe{"task"\n')
     with pytest.raises(OpAtlasError, match=f"{ATTEMPTS}:1"):
         read_experiment([folder])
@@ -279,7 +268,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_json_has_all_tables(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    content = as_json(capsys, "score", folder)
+    content = as_json(capsys, "score", folder, "--baseline", "small-7b")
+    assert content["strategies"][0]["models"] == {"small-7b": 20}
     lists = {name: lines for name, lines in content.items() if isinstance(lines, list)}
     (large,) = (each for each in lists["task_sets"] if each["group"] is None and each["model"] == "large")
     outcomes = [each for each in lists["outcomes"] if each["model"] == "large"]
@@ -289,11 +279,6 @@ def test_json_has_all_tables(folder: Path, capsys: pytest.CaptureFixture[str]) -
     fast = lists["speed_ups"][0]["fast"]
     timed = [each["speed_up"] for each in lists["outcomes"] if each["speed_up"] is not None]
     assert fast == {f"{p:g}": sum(each > p for each in timed) / len(lists["outcomes"]) for p in (1, 1.5, 2)}
-
-
-def test_a_model_of_strategy_a(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    content = as_json(capsys, "score", folder, "--baseline", "small-7b")
-    assert content["strategies"][0]["models"] == {"small-7b": 20}
 
 
 def test_without_data_there_are_no_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -318,6 +303,7 @@ def test_without_data_there_are_no_figures(tmp_path: Path, capsys: pytest.Captur
         ([], USAGE, "give"),
         (["nothing"], USAGE, "nothing"),
         (["empty"], USAGE, "empty"),
+        (["none"], USAGE, "none"),
         (["run", "run"], USAGE, "run"),
         (["run", "--baseline", "n"], USAGE, "n"),
         (["suite", "run"], USAGE, "suite"),
@@ -336,6 +322,7 @@ def test_what_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_run(tmp_path / "run", [attempt("m", "relu")])
+    write_run(tmp_path / "none", [])
     write_run(tmp_path / "damaged", [], tail="{}\n")
     (tmp_path / "empty").mkdir()
     (tmp_path / "suite").mkdir()

@@ -278,7 +278,7 @@ def test_an_honest_kernel_of_an_operator_passes(name: str, runner: Runner, tmp_p
     cells = {SAMPLE: "trace/0", ARGUMENTS: arguments}
     source = KernelSource("kit 1", "", str(path), "kernel")
     kernel_type = name.replace(".", "__")
-    job = Job("opatlas.bench.test_suites", "", "test_operator", kernel_type, cells, 60.0, source=source)
+    job = Job("opatlas.bench.test_listed", "", "test_operator", kernel_type, cells, 60.0, source=source)
     outcome = run_judged(runner.run, job)
     judgement = Judgement.of(outcome)
     assert judgement is not None, outcome.reason

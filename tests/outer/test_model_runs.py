@@ -15,8 +15,7 @@ from simulated_attempts import attempt, write_run
 
 from opatlas.errors import OpAtlasError
 from opatlas.outer.generation.attempts import AttemptLog
-from opatlas.outer.generation.experiment import TaskName, read_experiment
-from opatlas.outer.generation.selection import ROUTED
+from opatlas.outer.generation.experiment import ROUTED, TaskName, read_experiment
 from opatlas.outer.generation.session_models import model_settings
 from opatlas.outer.judging.judgement import ErrorClass, Judgement, Level
 from opatlas.outer.tasks.task import read_tasks

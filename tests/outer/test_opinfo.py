@@ -56,7 +56,7 @@ def runner() -> Runner:
 
 
 def run(runner: Runner, kernel_type: str, cells: Mapping[str, str]) -> RowOutcome:
-    job = Job("opatlas.bench.test_suites", str(ROOT / "bench/test_suites.py"), "test_operator", kernel_type, cells, 60)
+    job = Job("opatlas.bench.test_listed", str(ROOT / "bench/test_listed.py"), "test_operator", kernel_type, cells, 60)
     return runner.run(job)
 
 
@@ -299,7 +299,7 @@ def test_a_case_that_makes_a_tensor_makes_it_on_the_device() -> None:
 def test_a_call_that_torch_refuses_here_is_unsupported(runner: Runner) -> None:
     """A GPU has no INT8 product of few rows, a CPU no FP8: traces are recorded on another device."""
     cells = {SAMPLE: "trace/0", ARGUMENTS: "((T([8, 8], i8), T([4, 8], i8)), {})"}
-    job = Job("opatlas.bench.test_suites", "", "test_operator", "_int_mm__default", cells, 60)
+    job = Job("opatlas.bench.test_listed", "", "test_operator", "_int_mm__default", cells, 60)
     assert runner.run(job).status is Status.UNSUPPORTED
 
 

@@ -345,10 +345,6 @@ def test_real_captures() -> None:
     timeline = read_timeline(REAL / "llm_training_level2_rank0")
     analysis = analyse(timeline)
     assert (timeline.wait_pairs, timeline.wait_mismatches) == (2462, 0)
-    bound = analysis.upper_bound
-    assert (bound.super_kernels, bound.fused_kernels) == (8, 2445)
-    assert bound.gaps_us / 1000 == pytest.approx(145.6, abs=0.05)
-    assert bound.capped_us / 1000 == pytest.approx(6.817, abs=0.0005)
     assert [refusal.partition(":")[0] for refusal in analysis.refusals] == ["training"]
     assert counts_of(analysis) == {CutReason.COLLECTIVE: 3, CutReason.UNFUSABLE: 744}
     assert sorted(kind.layers for kind in analysis.layers) == [26, 28]

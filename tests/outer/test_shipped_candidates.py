@@ -73,7 +73,7 @@ def job_of(task: Task, candidate: Path | None, cells: dict[str, str]) -> Job:
             for each in read_directory(CANDIDATES, find_candidates(list(TASKS.values())))
             if each.name == f"candidates-{candidate.stem}"
         ]
-    return Job("opatlas.bench.test_tasks", "", "test_task", task.kernel_type, cells, 60, source=source, subject=task)
+    return Job("opatlas.bench.test_listed", "", "test_task", task.kernel_type, cells, 60, source=source, subject=task)
 
 
 def test_there_are_twelve_tasks_and_a_right_candidate_for_each() -> None:

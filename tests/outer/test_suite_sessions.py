@@ -81,10 +81,10 @@ EXPECTED = {
 def suite(tmp_path_factory: pytest.TempPathFactory) -> tuple[Sessions, Finished, Path]:
     """A session of torch and of a folder on a trace, which has ended; the folder's database."""
     sessions = Sessions(tmp_path_factory.mktemp("suite"))
-    shutil.copy(ROOT / "bench" / "test_suites.py", sessions.folder)
+    shutil.copy(ROOT / "bench" / "test_listed.py", sessions.folder)
     (sessions.folder / "calls.txt").write_text(TRACE + "Operator: aten.abs.default\ncnt: 1, ((T([8], f32),), {})\n")
     folder = write_kernels(sessions.folder / "kit", KERNELS)
-    done = sessions.run("--suite=calls.txt", f"--implementation=torch,{folder}", "test_suites.py")
+    done = sessions.run("--suite=calls.txt", f"--implementation=torch,{folder}", "test_listed.py")
     (own,) = (sessions.database / "implementations").iterdir()
     return sessions, done, own
 
@@ -151,7 +151,7 @@ def test_a_new_folder_has_right_kernels(
     assert main(["implementations", "--new", str(folder), "--ops=relu.default"]) == 1
     assert main(["implementations", str(folder)]) == 0
     assert "add__Tensor" in capsys.readouterr().out
-    done = sessions.run_in_process("--suite=calls.txt", f"--implementation={folder}", "test_suites.py")
+    done = sessions.run_in_process("--suite=calls.txt", f"--implementation={folder}", "test_listed.py")
     assert done.outcomes() == {"passed": 12}
 
 
@@ -163,14 +163,14 @@ REPAIRED = '{"modifications": [{"old_string": "x.clone()", "new_string": "x.clam
 def test_a_model_writes_a_kernel_of_an_operator_and_repairs_it(tmp_path: Path) -> None:
     """Variants are not asked for: they call the functional operator."""
     sessions = Sessions(tmp_path)
-    shutil.copy(ROOT / "bench" / "test_suites.py", sessions.folder)
+    shutil.copy(ROOT / "bench" / "test_listed.py", sessions.folder)
     calls = ["cnt: 1, ((T([64], f32),), {})", "cnt: 1, ((T([4, 8], f32),), {})"]
     lines = ["Operator: aten.relu.default", *calls, "Operator: aten.relu_.default", calls[0]]
     (sessions.folder / "calls.txt").write_text("\n".join(lines) + "\n")
     with chat_server(ChatServer(lambda body: REPAIRED if "attempt 2" in str(body["messages"]) else WRITTEN)) as server:
         models = {"language": "torch", "models": {"writer": {"endpoint": server.url}}}
         (sessions.folder / "models.yaml").write_text(json.dumps(models))
-        done = sessions.run_in_process("--suite=calls.txt", "--models=models.yaml", "test_suites.py")
+        done = sessions.run_in_process("--suite=calls.txt", "--models=models.yaml", "test_listed.py")
         first, repair = (body["messages"][-1]["content"] for body in server.bodies)
     assert done.outcomes() == {"passed": 2}, done.output
     attempts = list(AttemptLog(sessions.database / "generated" / "torch").all())

@@ -98,7 +98,6 @@ def test_a_slow_clock_is_that_of_the_whole_capture(tmp_path: Path) -> None:
     clocks = {"Rated Freq": "1800"}
     counters = (*PIPES, *OTHER_COUNTERS)
     slow = diagnose(capture(tmp_path, [kernel(**clocks, **{"Current Freq": "1700"})] * 2, counters))
-    assert slow.verdicts.clock_drop == pytest.approx(100 / 1800)
     assert set(slow.verdicts.first) == {KernelVerdict.CLOCK}
     assert first_of(tmp_path, kernel(**clocks, **{"Current Freq": "1720"})) == ""
 
@@ -288,11 +287,6 @@ def test_counters_that_are_lacking_are_named(tmp_path: Path, capsys: pytest.Capt
     content = json.loads(capsys.readouterr().out)
     lacking = {each["verdict"]: each for each in content["untested"]}
     assert {"memory bound", "compute bound", "bank conflict", "L2 misses", "clock"} <= set(lacking)
-    assert [name for name, each in lacking.items() if not each["public_capture"]] == [
-        "clock",
-        "bank conflict",
-        "L2 misses",
-    ]
     assert "aiv_vec_bank_cflt_ratio" in lacking["bank conflict"]["counters"]
     pipes = diagnose(capture(tmp_path, [kernel()]))
     assert [rule.verdict for rule in pipes.untested()] == ["clock", "bank conflict", "L2 misses"]

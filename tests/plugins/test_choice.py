@@ -96,11 +96,12 @@ def estimate(output: str) -> tuple[str, ...]:
 
 
 def test_a_list_of_an_empty_database_is_that_of_its_starter(tmp_path: Path) -> None:
-    options = ("--ops=RmsNorm,Add", "--shard=1/2")
+    options = ("--ops=rms_norm,Add,matmul", "--shard=1/2")
     words = [sys.executable, "-m", "pytest", "bench/", "--co", "-q", f"--database-path={tmp_path}", *options]
     done = warm_python.run([*words, "-p", "no:cacheprovider"], cwd=ROOT)
     assert done.returncode == 0, done.stdout
     listed = [line for line in done.stdout.splitlines() if line.startswith("bench/")]
     assert listed
+    assert {line.partition("[")[2].partition("-")[0] for line in listed} == {"RmsNorm", "Add", "MatMulV2"}
     assert "there is no database yet" in done.stdout
     assert list(tmp_path.iterdir()) == []

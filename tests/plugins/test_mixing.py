@@ -16,7 +16,8 @@ from moods import Mood
 from sessions import Finished, Sessions, row
 
 from opatlas.data.origin import MeasurementOrigin
-from opatlas.row.location import UNNAMED_NPU
+from opatlas.row.location import UNNAMED_NPU, cpu_device_name, public_version
+from opatlas.row.versions import detect
 
 AVERAGE = "Average Duration(us)"
 USAGE_ERROR = int(pytest.ExitCode.USAGE_ERROR)
@@ -85,6 +86,18 @@ def test_mixed_is_allowed_and_recorded(measured: Sessions) -> None:
     assert json.loads(ours.read_text())["options"]["mixed"] is True
     # A mixed database stays one.
     assert is_refused(measured.run_in_process())
+
+
+def test_a_folder_named_for_another_patch_release_is_told(sessions: Sessions) -> None:
+    torch = public_version(detect().torch or "")
+    release, _, patch = torch.rpartition(".")
+    sessions.database = sessions.folder / cpu_device_name() / "torch" / f"torch{release}.{int(patch) + 1}_cpu"
+    sessions.database.mkdir(parents=True)
+    sessions.write("Toy", [row(4)])
+    done = sessions.run_in_process()
+    assert (done.code, done.ledger()) == (0, {"measured": 1}), done.output
+    assert f"torch {release}.{int(patch) + 1}" in done
+    assert f"torch {torch}" in done
 
 
 def test_another_instrument_and_other_threads_are_refused(measured: Sessions) -> None:

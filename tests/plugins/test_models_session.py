@@ -48,10 +48,10 @@ def answer(body: Mapping[str, Any]) -> str:
 
 
 def test_models_write_and_repair_candidates(sessions: Sessions) -> None:
-    shutil.copy(ROOT / "bench" / "test_tasks.py", sessions.folder)
+    shutil.copy(ROOT / "bench" / "test_listed.py", sessions.folder)
     (sessions.folder / "tasks").mkdir()
     (sessions.folder / "tasks" / "relu.py").write_text(TASK)
-    options = ("test_tasks.py", "--tasks=tasks", "--models=models.yaml")
+    options = ("test_listed.py", "--tasks=tasks", "--models=models.yaml")
     file = sessions.folder / "models.yaml"
     with chat_server(ChatServer(answer, key=KEY)) as server:
         asked_at = {"endpoint": server.url, "api_key_variable": "TEST_KEY"}
@@ -101,7 +101,7 @@ def test_models_write_and_repair_candidates(sessions: Sessions) -> None:
         assert list(AttemptLog(run).all()) == [*attempts, *own]
 
     # The folder of a model is one of candidates: each attempt is a rival of the others.
-    given = sessions.run_in_process("test_tasks.py", "--tasks=tasks", f"--implementation={run / 'good'}")
+    given = sessions.run_in_process("test_listed.py", "--tasks=tasks", f"--implementation={run / 'good'}")
     assert given.outcomes() == {"passed": 1, "xfailed": 1}
     assert given.has_line("good-0")
     assert given.has_line("good-1")
@@ -115,14 +115,14 @@ def rows_of(sessions: Sessions, model: str) -> list[dict[str, str]]:
 
 @pytest.mark.slow
 def test_the_answers_that_ship_show_two_models_and_their_route(sessions: Sessions) -> None:
-    shutil.copy(ROOT / "bench" / "test_tasks.py", sessions.folder)
+    shutil.copy(ROOT / "bench" / "test_listed.py", sessions.folder)
     examples = ROOT / "examples"
     ops = ",".join(
         f"tasks.{name}" for name in ("gelu", "rms_norm", "row_extremes", "softmax", "matmul", "cross_entropy")
     )
     for name, passed, xfailed in (("demo", 9, 3), ("routed", 5, 1)):
         given = (f"--tasks={examples / 'tasks'}", f"--models={examples / 'answers' / name}.yaml", f"--ops={ops}")
-        done = sessions.run("test_tasks.py", *given)
+        done = sessions.run("test_listed.py", *given)
         assert done.outcomes() == {"passed": passed, "xfailed": xfailed}, done.output
     attempts = AttemptLog(sessions.database / "generated" / "torch").all()
     outcomes: dict[str, dict[str, list[str]]] = {}

@@ -126,10 +126,52 @@ def test_pytest_does_not_hold_all_that_rows_print(sessions: Sessions, options: t
 def test_rows_are_benchmarks(sessions: Sessions) -> None:
     sessions.write("Toy", [row(1)])
     (sessions.folder / "test_more.py").write_text("def test_other():\n    assert True\n")
+    before = files(sessions)
     assert sessions.run_in_process("--benchmark-skip").outcomes() == {"passed": 1, "skipped": 1}
-    assert sessions.statuses("Toy") == {1: "skipped"}
+    assert files(sessions) == before
     assert sessions.run_in_process("--benchmark-only").outcomes() == {"passed": 1, "skipped": 1}
     assert sessions.statuses("Toy") == {1: "measured"}
+
+
+def files(sessions: Sessions) -> dict[str, bytes]:
+    """The contents of all files of the database."""
+    found = (path for path in sessions.database.rglob("*") if path.is_file())
+    return {str(path): path.read_bytes() for path in found if path.suffix != ".lock"}
+
+
+#: Notes each call of a kernel that adds.
+CALLS = """
+from pathlib import Path
+
+from opatlas.bench import formulas
+from opatlas.run.registry import replays
+
+
+def noted(x, y):
+    with Path("calls").open("a") as calls:
+        calls.write("call\\n")
+    return x + y
+
+
+@replays("Noted", npu=None)
+def test_noted(row, replay):
+    replay(noted, *row.inputs(), expected=formulas.add)
+"""
+
+
+@pytest.mark.parametrize("process", [(), ("--in-process",), ("-n1",)])
+def test_disabled_benchmarks_are_called_once_and_checked(sessions: Sessions, process: tuple[str, ...]) -> None:
+    (sessions.folder / "test_noted.py").write_text(CALLS)
+    sessions.write("Noted", [row(3)])
+    sessions.write("Moody", [row(1), row(Mood.WRONG_RESULT)])
+    before = files(sessions)
+    done = sessions.run("--benchmark-disable", *process, ".", measure=())
+    assert (done.code, done.ledger()) == (1, {"checked": 2, "failed": 1}), done.output
+    assert (sessions.folder / "calls").read_text().split() == ["call"]
+    assert files(sessions) == before
+    assert sessions.run_in_process("--benchmark-disable", "--repeat-count=3").code == pytest.ExitCode.USAGE_ERROR
+    enabled = sessions.run_in_process("--benchmark-disable", "--benchmark-enable", "-k", "Noted", ".")
+    assert enabled.ledger() == {"measured": 1}
 
 
 #: The options of pytest-repeat and pytest-forked.

@@ -237,19 +237,6 @@ def everything(folder: Path) -> dict[str, tuple[bytes, int]]:
 CAPTURED = {"Profiling Average Duration(us)": "3.0", "Average Duration(us)": "", "Status": ""}
 
 
-def test_a_profile_that_fits_no_row_changes_nothing_and_fails(bench: Bench) -> None:
-    bench.write("Mul", cells("9;9", "9") | CAPTURED, cells("5;5", "5", Status="failed"))
-    bench.write(V2, cells("8,32;64,32", "8,64"))
-    bench.write("SomebodysKernel", cells("7,7", "7,7"))
-    summary = bench.profiles / OUTPUT / "op_summary_20240102030406.csv"
-    write_summary(summary, [launched("Slice", 1.0, cells("9;2;2", "7"))])
-    before = everything(bench.database)
-    done = bench.run("--update-mode=missing-only")
-    assert done.code == pytest.ExitCode.USAGE_ERROR, done.output
-    assert done.has_line("1 signature", bench.database, "nothing was written")
-    assert everything(bench.database) == before
-
-
 def test_read_only_looks_up_and_writes_nothing(bench: Bench) -> None:
     bench.write("Mul", cells("9;9", "9") | CAPTURED, cells("5;5", "5", Status="failed"), cells("6;6", "6"))
     bench.write("SomebodysKernel", cells("7,7", "7,7"))

@@ -21,7 +21,7 @@ from opatlas.row.columns import (
     QUALITY,
     RUN_ID,
 )
-from opatlas.show.gaps import find_gaps
+from opatlas.show.row_summary import find_gaps
 
 THRICE = ("--repeat-count=3", "--cache=warm")
 

@@ -91,3 +91,9 @@ def test_a_device_means_the_users_databases_before_those_that_ship(tmp_path, mon
     (own / places[0] / "Add.csv").touch()
     assert location.named_folder("H200") == own / places[0]
     assert len(location.list_databases()) == 4
+    # The user has measured no messages on the device.
+    assert location.messages_of_device(own / places[0]) == shipped / places[2]
+    (own / "H200/nccl/2.27.1").mkdir(parents=True)
+    (own / "H200/nccl/2.27.1/hcom_allReduce_.csv").touch()
+    assert location.messages_of_device(own / places[0]) == own / "H200/nccl/2.27.1"
+    assert location.messages_of_device(tmp_path) is None

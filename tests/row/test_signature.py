@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opatlas.row.columns import INPUT_SLOTS, OUTPUT_SLOTS
-from opatlas.row.signature import digest, normalized_kernel_type, signature, signatures
+from opatlas.row.signature import digest, kernel_types_meant, normalized_kernel_type, signature, signatures
 
 SLOT_COLUMNS = (*INPUT_SLOTS, *OUTPUT_SLOTS)
 
@@ -211,3 +211,22 @@ def test_messages_of_msmodeling_are_those_of_opatlas():
 def test_a_digest_is_what_it_always_was():
     """Names of cases, and which shard a row is in, derive from it."""
     assert digest("Add", "x") == blake2b(b"Add|x", digest_size=6).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("MatMulV2", ["MatMulV2"]),
+        ("matmulv3", ["MatMulV3"]),
+        ("mat_mul", ["MatMulV2", "MatMulV3"]),
+        ("add", ["Add", "AddV2"]),
+        ("Add", ["Add"]),
+        ("Attention", ["FusedInferAttentionScore"]),
+        ("AllReduce", ["hcom_allReduce_"]),
+        ("all_gather", ["all_gather"]),
+        ("Mat", ["Mat"]),
+    ],
+)
+def test_words_of_users_mean_kernel_types(word, meant):
+    known = ["Add", "AddV2", "FusedInferAttentionScore", "MatMulV2", "MatMulV3", "hcom_allReduce_"]
+    assert kernel_types_meant(word, known) == meant

@@ -10,14 +10,7 @@ from fake_npu_smi import A3, a2, fake_npu_smi, fields, table
 
 from opatlas.errors import OpAtlasError
 from opatlas.row.location import NPU_DEVICES, cpu_device_name
-from opatlas.run.devices import cuda, npu, npu_smi, system
-from opatlas.run.devices.device import (
-    DeviceSpec,
-    available_devices,
-    database_name,
-    device_environment,
-    kind_named,
-)
+from opatlas.run.devices import cuda, device, npu, npu_smi, system
 from opatlas.run.devices.npu_smi import Chip
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
@@ -57,11 +50,11 @@ def pins(specs):
 
 def test_gpus_are_the_device_at_hand_and_each_process_sees_one(machine):
     machine(TWO)
-    specs = available_devices(None)
+    specs = device.available_devices(None)
     assert [(spec.kind, spec.index, spec.name) for spec in specs] == [("cuda", 0, H200), ("cuda", 1, H200)]
-    assert device_environment(specs[1])[VARIABLE] == "GPU-64f63b99-8a20-1476-0a48-dc80e3dc8688"
-    assert database_name(specs) == H200
-    assert available_devices("cuda") == available_devices(H200) == specs
+    assert device.device_environment(specs[1])[VARIABLE] == "GPU-64f63b99-8a20-1476-0a48-dc80e3dc8688"
+    assert device.database_name(specs) == H200
+    assert device.available_devices("cuda") == device.available_devices(H200) == specs
 
 
 FAILS = {"said": "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n", "code": 9}
@@ -74,7 +67,7 @@ FAILS = {"said": "NVIDIA-SMI has failed because it couldn't communicate with the
 def test_without_a_gpu_at_hand_rows_are_replayed_on_the_cpu(machine, monkeypatch, made, visible):
     machine(**made)
     monkeypatch.setenv(VARIABLE, visible)
-    assert available_devices(None) == [DeviceSpec("cpu", name=cpu_device_name())]
+    assert device.available_devices(None) == [device.DeviceSpec("cpu", name=cpu_device_name())]
 
 
 @pytest.mark.parametrize(
@@ -94,7 +87,7 @@ def test_what_is_not_there_is_refused(machine, monkeypatch, made, visible, asked
     if visible is not None:
         monkeypatch.setenv(VARIABLE, visible)
     with pytest.raises(OpAtlasError, match=words):
-        available_devices(asked)
+        device.available_devices(asked)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +96,7 @@ def test_what_is_not_there_is_refused(machine, monkeypatch, made, visible, asked
 def test_the_callers_choice_is_kept_as_it_was_made(machine, monkeypatch, visible, pinned):
     machine(TWO)
     monkeypatch.setenv(VARIABLE, visible)
-    assert pins(available_devices(None)) == pinned
+    assert pins(device.available_devices(None)) == pinned
 
 
 @pytest.mark.parametrize(
@@ -114,21 +107,21 @@ def test_of_different_gpus_the_one_of_the_folder_is_opened(machine, monkeypatch,
     """CUDA may give the numbers of nvidia-smi to other GPUs, so a process gets the UUID."""
     machine(MIXED)
     monkeypatch.setenv(VARIABLE, visible)
-    (spec,) = available_devices(name)
+    (spec,) = device.available_devices(name)
     assert (spec.name, spec.pinned[1][:8]) == (name, pinned)
 
 
 def test_the_drivers_version_is_read_without_opening_a_device(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(cuda, "_NVIDIA_MODULE", tmp_path / "version")
-    assert [kind_named(name).driver_version() for name in ("cuda", "npu", "cpu")] == ["", "", None]
+    assert [device.kind_named(name).driver_version() for name in ("cuda", "npu", "cpu")] == ["", "", None]
     program = tmp_path / "nvidia-smi"
     program.write_text('#!/bin/sh\n[ "$1" = --query-gpu=driver_version ] && printf "535.104.05\\n535.104.05\\n"\n')
     program.chmod(0o755)
     system._run.cache_clear()
-    assert kind_named("cuda").driver_version() == "535.104.05"
+    assert device.kind_named("cuda").driver_version() == "535.104.05"
     (tmp_path / "version").write_text("550.54.15\n")
-    assert kind_named("cuda").driver_version() == "550.54.15"
+    assert device.kind_named("cuda").driver_version() == "550.54.15"
 
 
 NPU_VARIABLE = "ASCEND_RT_VISIBLE_DEVICES"
@@ -156,15 +149,15 @@ def npu_machine(monkeypatch, tmp_path):
 
 def test_each_die_is_a_device_of_its_own(npu_machine):
     npu_machine(A3, nodes=4)
-    assert available_devices(None) == [
-        DeviceSpec("npu", index, pinned=(NPU_VARIABLE, str(index)), name=A3_752T) for index in range(4)
+    assert device.available_devices(None) == [
+        device.DeviceSpec("npu", index, pinned=(NPU_VARIABLE, str(index)), name=A3_752T) for index in range(4)
     ]
 
 
 def test_only_those_that_the_caller_made_visible(npu_machine, monkeypatch):
     npu_machine(A3, nodes=4)
     monkeypatch.setenv(NPU_VARIABLE, "1,3")
-    assert [spec.pinned for spec in available_devices(A3_752T)] == [(NPU_VARIABLE, "1"), (NPU_VARIABLE, "3")]
+    assert [spec.pinned for spec in device.available_devices(A3_752T)] == [(NPU_VARIABLE, "1"), (NPU_VARIABLE, "3")]
 
 
 @pytest.mark.parametrize(
@@ -188,22 +181,22 @@ def test_a_name_must_fit_the_chip(npu_machine, answers, fitting):
     npu_machine(answers, nodes=1)
     for name in (*NPU_DEVICES, *fitting):
         if name in fitting:
-            assert available_devices(name)[0].name == name
+            assert device.available_devices(name)[0].name == name
         else:
             with pytest.raises(OpAtlasError, match=rf"^--device {name}: "):
-                available_devices(name)
+                device.available_devices(name)
     if len(fitting) == 1:
-        assert database_name(available_devices(None)) in fitting
+        assert device.database_name(device.available_devices(None)) in fitting
     else:
         with pytest.raises(OpAtlasError, match=r"--device.* or .*--database-path"):
-            database_name(available_devices(None))
+            device.database_name(device.available_devices(None))
 
 
 def test_without_npu_smi_a_name_is_believed_and_none_is_asked_for(npu_machine):
     npu_machine(nodes=2)
-    assert {spec.name for spec in available_devices(A3_752T)} == {A3_752T}
+    assert {spec.name for spec in device.available_devices(A3_752T)} == {A3_752T}
     with pytest.raises(OpAtlasError, match=r"npu-smi .*--device"):
-        database_name(available_devices(None))
+        device.database_name(device.available_devices(None))
 
 
 def test_a_table_of_an_older_driver_and_one_of_a_newer():
@@ -230,5 +223,5 @@ def test_fields_without_a_value_are_left_out_and_numbers_are_numbers(npu_machine
 def test_npu_smi_is_asked_once_in_a_process(npu_machine):
     smi = npu_machine(A3)
     for _ in range(3):
-        available_devices(None)
+        device.available_devices(None)
     assert smi.asked.read_text().count("info -m\n") == 1

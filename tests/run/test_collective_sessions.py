@@ -32,7 +32,7 @@ BROKEN = """
 import os
 import signal
 
-from opatlas.run.collectives.plan import collective
+from opatlas.run.collective_plan import collective
 from opatlas.row.communication import ALL_REDUCE
 
 

@@ -19,8 +19,8 @@ from opatlas.plugins.settings import scope_of
 from opatlas.errors import OpAtlasError
 from opatlas.options import Scope, add_all
 from opatlas.row.communication import ALL_REDUCE, ALL_TO_ALL, BY_NAME
-from opatlas.run.collectives import plan as options
-from opatlas.run.collectives.plan import Grid, ImpossibleGroup, default_grid, message_group
+from opatlas.run import collective_plan as options
+from opatlas.run.collective_plan import Grid, ImpossibleGroup, default_grid, message_group
 from opatlas.run.devices.device import DeviceSpec
 from opatlas.run.group import NODE_OPTIONS, GroupSpec
 from opatlas.run.group_pool import GroupNodes
@@ -179,10 +179,10 @@ def test_contradictions_are_refused(arguments: list[str], words: str) -> None:
 
 def test_ops_names_collectives_as_torch_or_as_hccl_does() -> None:
     assert options.named_collectives(()) == list(BY_NAME.values())
-    assert options.named_collectives(("all_to_all", "hcom_allReduce_", "all_reduce")) == [ALL_TO_ALL, ALL_REDUCE]
+    assert options.named_collectives(("All_to_all", "hcom_allReduce_", "allreduce")) == [ALL_TO_ALL, ALL_REDUCE]
     assert list(options.collective_plan(parsed(ops=("all_reduce",)), GroupNodes(CPU)).rows) == [ALL_REDUCE.kernel_type]
     with pytest.raises(OpAtlasError, match="did you mean all_reduce"):
-        options.collective_plan(parsed(ops=("allreduce",)), GroupNodes(CPU))
+        options.collective_plan(parsed(ops=("all_reduced",)), GroupNodes(CPU))
     with pytest.raises(OpAtlasError, match="--ops Add: "):
         options.collective_plan(parsed(ops=("all_reduce", "Add")), GroupNodes(CPU))
 

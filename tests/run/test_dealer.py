@@ -230,16 +230,6 @@ def test_the_implementations_of_a_row_stay_on_a_device_that_was_lost_and_opened_
     assert all(len(hosts) == 1 for hosts in session.hosts_of.values())
 
 
-def test_another_device_takes_the_implementations_of_one_that_is_left_out() -> None:
-    def fails(each: Job) -> None:
-        if each.kernel_type == "Toy7":
-            raise Gone("poisoned")
-
-    session = Session([ThreadDevice("a", fails), ThreadDevice("b"), ThreadDevice("c")], 21, row_of_three)
-    session.run_all()
-    assert len(session.outcomes) == 21
-
-
 def test_a_row_that_a_plugin_runs_again_goes_to_the_device_of_its_other_implementations() -> None:
     session = Session([ThreadDevice(name) for name in "abc"], 21, row_of_three)
     for each in session.jobs:

@@ -275,8 +275,8 @@ def test_a_template_computes_what_the_torch_function_does(kernel_type: str, tmp_
     kernel = names[found.sources[kernel_type].function]
     passed, again = (arguments_of_replay(replays_of_bench()[kernel_type], kernel_type, cells) for _ in range(2))
     with torch.no_grad():
-        results = flat_tensors(kernel(*passed.positional, **passed.keywords))
-        expected = flat_tensors(again.function(*again.positional, **again.keywords))
+        results = flat_tensors(kernel(*passed.arguments, **passed.keywords))
+        expected = flat_tensors(again.impl(*again.arguments, **again.keywords))
     for one, other in zip(results, expected, strict=True):
         torch.testing.assert_close(one, other, equal_nan=True)
 

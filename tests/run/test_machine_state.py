@@ -14,20 +14,9 @@ import torch
 
 from opatlas.row.errors import OutOfMemory
 from opatlas.row.status import Status
-from opatlas.run.devices import cpu
+from opatlas.run.devices import system
 from opatlas.run.devices.cpu import CpuDevice
 from opatlas.run.devices.device import DeviceSpec
-from opatlas.run.devices.system import (
-    MachineState,
-    MachineWatch,
-    affinity_cores,
-    available_cores,
-    available_memory,
-    cpu_quota,
-    memory_limit,
-    needed_cores,
-    throttled_periods,
-)
 from opatlas.run.inputs.replay_row import ReplayRow
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.job import Job
@@ -59,10 +48,10 @@ def test_the_smallest_limit_of_the_groups_above_counts(tmp_path: Path) -> None:
             "sys/fs/cgroup/slice/unit/memory.current": "500000\n",
         },
     )
-    assert cpu_quota(root) == 1.5
-    assert throttled_periods(root) == 7
-    assert memory_limit(root) == 1_000_000
-    assert available_memory(root) == 250_007
+    assert system.cpu_quota(root) == 1.5
+    assert system.throttled_periods(root) == 7
+    assert system.memory_limit(root) == 1_000_000
+    assert system.available_memory(root) == 250_007
 
 
 def test_a_container_of_version_1_sees_its_own_group_as_the_top(tmp_path: Path) -> None:
@@ -78,9 +67,9 @@ def test_a_container_of_version_1_sees_its_own_group_as_the_top(tmp_path: Path) 
             "sys/fs/cgroup/memory/memory.stat": "inactive_file 1\ntotal_inactive_file 500\ntotal_active_file 250\n",
         },
     )
-    assert cpu_quota(root) == 4
-    assert memory_limit(root) == 3000
-    assert available_memory(root) == 1250
+    assert system.cpu_quota(root) == 4
+    assert system.memory_limit(root) == 3000
+    assert system.available_memory(root) == 1250
 
 
 def test_groups_without_a_limit_limit_nothing(tmp_path: Path) -> None:
@@ -95,8 +84,8 @@ def test_groups_without_a_limit_limit_nothing(tmp_path: Path) -> None:
             "sys/fs/cgroup/memory/a/memory.usage_in_bytes": "5\n",
         },
     )
-    assert (cpu_quota(root), memory_limit(root), available_memory(root)) == (None,) * 3
-    assert throttled_periods(root) == 0
+    assert (system.cpu_quota(root), system.memory_limit(root), system.available_memory(root)) == (None,) * 3
+    assert system.throttled_periods(root) == 0
 
 
 @pytest.mark.parametrize(("quota", "cores"), [("50000 100000", 1), ("150000 100000", 2), ("max 100000", 64)])
@@ -105,19 +94,19 @@ def test_a_quota_rounded_up_is_how_many_threads_run(
 ) -> None:
     monkeypatch.setattr("opatlas.run.devices.system.affinity_cores", lambda: 64)
     files = {"proc/self/cgroup": "0::/\n", "proc/self/mountinfo": _V2, "sys/fs/cgroup/cpu.max": f"{quota}\n"}
-    assert available_cores(write_files(tmp_path, files)) == cores
+    assert system.available_cores(write_files(tmp_path, files)) == cores
 
 
 def test_a_row_may_take_the_rest_of_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     device = CpuDevice(DeviceSpec("cpu"), MeasureSettings(threads=1))
-    monkeypatch.setattr(cpu, "available_memory", lambda: 4096)
+    monkeypatch.setattr(system, "available_memory", lambda: 4096)
     assert device.available_bytes() == 4096
-    monkeypatch.setattr(cpu, "available_memory", lambda: None)
+    monkeypatch.setattr(system, "available_memory", lambda: None)
     assert device.available_bytes() > 4096
-    assert affinity_cores() >= 1
+    assert system.affinity_cores() >= 1
 
 
-_QUIET = MachineState(
+_QUIET = system.MachineState(
     window_s=1.0, machine_cores=2, cores=2, load_1min=0.1, own_cores=0.0, other_cores=0.02, steal_percent=0.0
 )
 
@@ -144,9 +133,9 @@ def test_each_disturbance_is_reported_once_with_its_number(changed: dict[str, ob
 
 def test_cores_that_a_session_on_gpus_does_not_need_may_be_busy() -> None:
     busy = replace(_QUIET, machine_cores=16, cores=16, other_cores=8.0, quota_cores=8.0)
-    assert len(busy.disturbances(needed_cores([DeviceSpec("cpu")]))) == 2
-    assert busy.disturbances(needed_cores([DeviceSpec("cuda")])) == []
-    assert len(busy.disturbances(needed_cores([DeviceSpec("cuda", index) for index in range(8)]))) == 2
+    assert len(busy.disturbances(system.needed_cores([DeviceSpec("cpu")]))) == 2
+    assert busy.disturbances(system.needed_cores([DeviceSpec("cuda")])) == []
+    assert len(busy.disturbances(system.needed_cores([DeviceSpec("cuda", index) for index in range(8)]))) == 2
 
 
 def test_a_watch_reports_the_changes_between_two_readings(tmp_path: Path) -> None:
@@ -168,7 +157,7 @@ def test_a_watch_reports_the_changes_between_two_readings(tmp_path: Path) -> Non
             "sys/devices/system/cpu/cpu1/cpufreq/scaling_governor": "powersave\n",
         },
     )
-    watch = MachineWatch(tmp_path)
+    watch = system.MachineWatch(tmp_path)
     write_files(
         tmp_path,
         {
@@ -193,7 +182,7 @@ def test_a_watch_reports_the_changes_between_two_readings(tmp_path: Path) -> Non
 
 
 def test_a_system_without_readings_reports_no_disturbance(tmp_path: Path) -> None:
-    state = MachineWatch(tmp_path).state()
+    state = system.MachineWatch(tmp_path).state()
     assert (state.load, state.load_1min, state.other_cores, state.steal_percent) == ("", None, None, None)
     assert state.disturbances() == []
 

@@ -20,7 +20,7 @@ import os
 import signal
 from pathlib import Path
 
-from opatlas.run.collectives.plan import collective
+from opatlas.run.collective_plan import collective
 from opatlas.row.communication import ALL_REDUCE
 
 

@@ -20,6 +20,7 @@ from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.instruments.kernel_records import MARK, KernelRecord, KernelRecords
 from opatlas.run.job import Job
 from opatlas.run.kernel_call import OperatorMode, is_free
+from opatlas.theory.model_step import Step
 
 SETTINGS = MeasureSettings(repeat_count=1, cache="warm", threads=1)
 CONFIG = {
@@ -130,10 +131,10 @@ def replay_of(tmp_path, monkeypatch):
     device = open_device(DeviceSpec("cpu", name="toy"), SETTINGS)
     monkeypatch.setattr(device, "flush_cache", lambda touched=None: None)
 
-    def make(layers, launch="eager", instrument=None, config=CONFIG):
+    def make(layers, launch="eager", instrument=None, config=CONFIG, settings=",batch=3,context=40"):
         (tmp_path / "config.json").write_text(json.dumps(config))
-        cells = {STEP: f"{tmp_path},batch=3,context=40", STEP_LAYERS: layers, STEP_LAUNCH: launch}
-        job = Job("bench.test_steps", "", "test_step", "Step", cells, 60)
+        cells = {STEP: f"{tmp_path}{settings}", STEP_LAYERS: layers, STEP_LAUNCH: launch}
+        job = Job("bench.test_listed", "", "test_step", "Step", cells, 60)
         return step_replay.StepReplay(job, device, instrument or device.instrument(), SETTINGS)
 
     return make
@@ -182,6 +183,27 @@ def test_each_call_reads_what_an_earlier_one_wrote_and_is_right_in_place(replay_
     assert len(first) == 1, "only the first layer is dense"
     weights = [call.inputs[1] for call in second]
     assert weights[0].data_ptr() != weights[1].data_ptr()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("settings", ["", ",tp=2,ep=2", ",ep=4", ",tp=2,ep=8", ",tp=2,ep=2,routing=equal"])
+def test_a_device_has_the_rows_of_its_own_experts(replay_of, settings):
+    replay = replay_of("1 dense + 1 moe", settings=f",batch=3,context=40{settings}")
+    replay()
+    products = [each.call for each in replay._layers.calls if each.part in ("experts_gate_up", "experts_down")]
+    for call in products:
+        (rows,), (weights,), ends = (call.inputs[place] for place in (0, 1, "group_list"))
+        assert len(ends) == len(weights) == 8 // Step.read(f"m{settings}").ep
+        assert ends[-1] == len(rows), "an end behind the rows is an illegal access on a GPU"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("sequences", ["2x3@40", "1x24@24", "1x16@40", "2x1@40+1x24@24"])
+@pytest.mark.parametrize("config", [CONFIG, DENSE])
+def test_drafts_and_prompts_are_right_in_place(replay_of, config, sequences):
+    replay = replay_of("1", config=config, settings=f",sequences={sequences}")
+    replay()
+    assert replay.outcome.measurement.execution.max_error < 1
 
 
 @torch.no_grad()
@@ -252,7 +274,7 @@ def test_a_step_is_a_row_of_steps_beside_the_kernels(sessions: Sessions):
     (sessions.folder / "tiny").mkdir()
     (sessions.folder / "tiny" / "config.json").write_text(json.dumps(CONFIG))
     step = ("--step", "tiny,batch=2,context=16,layers=1")
-    done = sessions.run(str(ROOT / "bench" / "test_steps.py"), *step, "-v", measure=("--repeat-count=1",))
+    done = sessions.run(str(ROOT / "bench" / "test_listed.py"), *step, "-v", measure=("--repeat-count=1",))
     assert done.code == 0, done.output
     assert "Step-tiny-batch2-context16-" in done.output
     (row,) = sessions.read("steps/Step")

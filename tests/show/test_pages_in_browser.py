@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import http.server
+import json
+import shlex
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -12,6 +14,7 @@ from urllib.parse import quote
 
 import pytest
 
+from opatlas.cli.main import main
 from opatlas.show.site.pages import write_site
 from tests.ask.tables import product_rows, write_table
 from tests.show.small_databases import COMPOSED, ENTITIES, FAILED, HOSTILE, SIZES
@@ -119,7 +122,15 @@ def test_plots_show_the_rows_that_match_over_the_size_that_is_picked(visit: Call
     page = visited.show("#/type/MatMulV2")
     page.wait_for_function("() => document.querySelectorAll('.plot[data-drawn]').length === 2")
     timed = 2 * len(SIZES) - FAILED
+    # A curve for each weight and implementation, and the roofline.
+    assert page.locator(".legend button").count() == 4
     assert [plot.get_attribute("data-drawn") for plot in page.locator(".plot").all()] == [str(timed)] * 2
+    page.click(".legend button >> nth=0")
+    page.wait_for_function("() => document.querySelectorAll('.legend button').length === 1")
+    assert len(SIZES) // 2 - FAILED <= visited.count_of_rows() <= len(SIZES) // 2
+    page.click("text=no filters")
+    page.locator("select[name=view]").select_option("single points")
+    page.wait_for_selector("select[name=x]")
     # The site draws on canvases, which are inside of shadow roots.
     assert page.locator(".plot canvas").count() >= 2
     page.locator("select[name=x]").select_option("k")
@@ -144,6 +155,23 @@ def test_a_link_shows_the_same_again(visit: Callable[..., Visit]) -> None:
     second = visit()
     assert second.show(address).locator("tr.chosen").inner_text() == chosen
     assert second.count_of_rows() == len(SIZES)
+
+
+def test_a_row_has_its_neighbours_the_prediction_through_it_and_the_command(
+    visit: Callable[..., Visit], capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = visit().show("#/type/MatMulV2?row=MatMulV2-64x512_256x512&by=torch")
+    page.wait_for_selector("section.row .plot[data-drawn]")
+    neighbours = page.locator("section.row table tbody tr td:first-child").all_inner_texts()
+    assert neighbours == [str(m) for m in range(61, 68)]
+    program, *words = shlex.split(page.locator("section.row code").inner_text())
+    assert program == "opatlas"
+    assert main([*words, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert f"{answer['duration_us']:.4g} µs" in page.locator(".headline").inner_text()
+    assert answer["rows"][0]["case_id"] == page.locator("section.row h2 a").first.inner_text()
+    page.click("section.row table a >> nth=0")
+    page.wait_for_function("() => document.querySelector('section.row h2').innerText.startsWith('MatMulV2-61x')")
 
 
 def test_names_and_cells_are_never_html(visit: Callable[..., Visit]) -> None:

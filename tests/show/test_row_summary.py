@@ -8,14 +8,26 @@ from dataclasses import replace
 import pytest
 
 from opatlas.formats import duration, noise, scaled
-from opatlas.row.columns import MESSAGE_BYTES, NUM_DEVICES
+from opatlas.row.columns import (
+    INPUT_SHAPES,
+    KERNEL_NAMES,
+    MESSAGE_BYTES,
+    NUM_DEVICES,
+    PROFILING_KERNEL_NAMES,
+    PROFILING_POPULATIONS,
+    QUALITY,
+)
 from opatlas.row.quality import Quality
 from opatlas.row.record import Measurement, Record
 from opatlas.row.roofline import Peak
 from opatlas.row.status import Status
+from opatlas.show.result import markdown
 from opatlas.show.row_summary import (
+    Gap,
     RowSummary,
     duration_tables,
+    gap_table,
+    gaps_by_type,
     quality_fields,
     row_shapes,
     summarize_row,
@@ -136,3 +148,32 @@ def test_rows_that_are_not_quiet_are_counted_by_quality_with_the_cause_of_noise(
         **{each.value: 1 for each in Quality if each not in (Quality.UNKNOWN, Quality.QUIET, Quality.NOISY)},
     }
     assert quality_fields([figures()], "load 9") == {}
+
+
+def test_gaps_are_ranked_with_their_ratio_and_small_ones_have_no_line() -> None:
+    gaps = [
+        Gap("Add", "signature", {INPUT_SHAPES: shapes, PROFILING_POPULATIONS: ""}, us, 10.0)
+        for shapes, us in (("16", 30.0), ("32", 11.0))
+    ]
+    (line,) = (line for line in markdown([gap_table(gaps)]).splitlines() if "x |" in line)
+    assert line == "| 3.00x | Add | 30 | 10 | 16 |"
+
+
+def test_gaps_by_kernel_type_say_of_how_many_rows_the_same_kernels_ran() -> None:
+    def gap(kernel_type: str, us: float, replayed: str, captured: str, quality: str = "") -> Gap:
+        cells = {KERNEL_NAMES: replayed, PROFILING_KERNEL_NAMES: captured, QUALITY: quality}
+        return Gap(kernel_type, "signature", cells, us, 10.0)
+
+    gaps = [
+        *(
+            gap("MatMulV2", us, "nvjet", names)
+            for us, names in ((9.0, "nvjet"), (10.0, "gemm | nvjet"), (11.0, "gemm"))
+        ),
+        gap("SwiGlu", 40.0, "mul + silu", "gated", "noisy; composition"),
+        gap("Add", 20.0, "", ""),
+    ]
+    assert [row[:3] + row[4:] for row in gaps_by_type(gaps).rows] == [
+        ("SwiGlu", 1, 4.0, 0, 1),
+        ("Add", 1, 2.0, None, 0),
+        ("MatMulV2", 3, 1.0, 2, 0),
+    ]

@@ -14,7 +14,8 @@ from checked import write_manifest
 import opatlas
 from opatlas.ask.query.database import OpenDatabase
 from opatlas.cli.main import main
-from opatlas.show.site import rows
+from opatlas.data.csv_files import TEMPORARY_SUFFIX, write_text
+from opatlas.show.site import pages, rows
 from opatlas.show.site.pages import registered_pages
 from opatlas.show.site.rows import columns_of, moves_each_byte_once, number_column, word_column
 from tests.ask.tables import RUN, product_rows, write_table
@@ -109,6 +110,31 @@ def test_a_folder_with_other_files_is_unchanged(database: Path, tmp_path: Path) 
     assert main(["report", str(database), "--output", str(tmp_path)]) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["index.html"]
     assert (tmp_path / "index.html").read_text() == "mine"
+
+
+@pytest.mark.parametrize("written", [0, 1, 3])
+def test_a_site_whose_writing_ended_early_is_written_again(
+    written: int, database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, count = tmp_path / "site", 0
+
+    def write(*arguments: Any) -> None:
+        nonlocal count
+        if count == written:
+            # As a kill within a write leaves it.
+            (site / "data").mkdir(parents=True, exist_ok=True)
+            (site / "data" / f".overview.js.1{TEMPORARY_SUFFIX}").touch()
+            raise KeyboardInterrupt
+        count += 1
+        write_text(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pages, "write_text", write)
+        with pytest.raises(KeyboardInterrupt):
+            pages.write_site(database, site)
+    pages.write_site(database, site)
+    assert (site / "index.html").is_file()
+    assert content(site, "overview")["types"]
 
 
 @pytest.mark.parametrize(

@@ -12,22 +12,7 @@ from frames import write_frame
 
 from opatlas.ask.checks import CHECKS
 from opatlas.ask.checks.check import Check, CheckedDatabase, Finding
-from opatlas.row.columns import (
-    AVERAGE,
-    CACHE_STATE,
-    DTYPE,
-    DURATION,
-    INSTRUMENT,
-    MESSAGE_BYTES,
-    MICROBENCH_MEDIAN,
-    MICROBENCH_MIN,
-    MICROBENCH_SAMPLES,
-    MICROBENCH_STD,
-    NUM_DEVICES,
-    RUN_ID,
-    STATUS,
-    TOPOLOGY_TIER,
-)
+from opatlas.row import columns as col
 
 RUN = "20261122T000000-aaaaaa"
 Row = Mapping[str, str]
@@ -42,15 +27,15 @@ def product(m: int, us: float, std: float = 0.1, k: int = 512, n: int = 1024, **
 def timed(us: float, std: float) -> dict[str, str]:
     """The cells of a measured duration."""
     return {
-        AVERAGE: str(us),
-        MICROBENCH_MEDIAN: str(us),
-        MICROBENCH_MIN: str(us - std),
-        MICROBENCH_STD: str(std),
-        MICROBENCH_SAMPLES: "20",
-        CACHE_STATE: "cold",
-        INSTRUMENT: "cupti",
-        STATUS: "measured",
-        RUN_ID: RUN,
+        col.AVERAGE: str(us),
+        col.MICROBENCH_MEDIAN: str(us),
+        col.MICROBENCH_MIN: str(us - std),
+        col.MICROBENCH_STD: str(std),
+        col.MICROBENCH_SAMPLES: "20",
+        col.CACHE_STATE: "cold",
+        col.INSTRUMENT: "cupti",
+        col.STATUS: "measured",
+        col.RUN_ID: RUN,
     }
 
 
@@ -85,12 +70,12 @@ def findings(name: str, database: CheckedDatabase) -> list[Finding]:
 def message(size: int, us: float, std: float = 0.1) -> dict[str, str]:
     """A measured message between two devices."""
     cells = timed(us, std)
-    del cells[AVERAGE], cells[MICROBENCH_MEDIAN]
+    del cells[col.AVERAGE], cells[col.MICROBENCH_MEDIAN]
     return {
-        MESSAGE_BYTES: str(size),
-        NUM_DEVICES: "2",
-        DTYPE: "DT_BF16",
-        TOPOLOGY_TIER: "1",
-        DURATION: str(us),
+        col.MESSAGE_BYTES: str(size),
+        col.NUM_DEVICES: "2",
+        col.DTYPE: "DT_BF16",
+        col.TOPOLOGY_TIER: "1",
+        col.DURATION: str(us),
         **cells,
     }

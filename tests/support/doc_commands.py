@@ -37,6 +37,7 @@ TOOLS = ("cat", "cd", "cp", "cut", "echo", "env", "exit", "export", "grep", "hea
 FOREIGN = (
     *(
         ".",
+        "ci/kernels.sh",
         "docker",
         "git",
         "msprof",

@@ -11,15 +11,7 @@ from moods import Mood
 from sessions import Running, Sessions, row
 
 from opatlas.data import journal
-from opatlas.row.columns import (
-    AVERAGE,
-    CRASHES_IN_A_ROW,
-    MICROBENCH_MEDIAN,
-    MICROBENCH_MIN,
-    RUN_ID,
-    STATUS,
-    STATUS_RUN_ID,
-)
+from opatlas.row import columns as col
 from opatlas.row.record import Record
 
 #: Rows that take a while, so that most kills find one running.
@@ -45,7 +37,7 @@ TELLING = ("Slow", "Moody")
 #: Moody rows that are never measured, with their status.
 FAILING = {Mood.EXIT: "crashed", Mood.RAISE: "failed"}
 #: The columns that differ from one measurement to the next.
-VOLATILE = {AVERAGE, MICROBENCH_MEDIAN, MICROBENCH_MIN, RUN_ID, STATUS_RUN_ID, CRASHES_IN_A_ROW}
+VOLATILE = {col.AVERAGE, col.MICROBENCH_MEDIAN, col.MICROBENCH_MIN, col.RUN_ID, col.STATUS_RUN_ID, col.CRASHES_IN_A_ROW}
 MEASURE = ("--repeat-count=1", "--cache=warm")
 ROW_S = 0.12
 
@@ -115,11 +107,11 @@ def known_rows(sessions: Sessions) -> dict[Key, Found]:
     """Every row: its cells in the CSV, or those that a journal will give it."""
     known = {
         key: Found(
-            cells.get(STATUS, ""),
-            cells.get(AVERAGE, ""),
-            cells.get(RUN_ID, ""),
-            cells.get(STATUS_RUN_ID, ""),
-            int(cells.get(CRASHES_IN_A_ROW) or 0),
+            cells.get(col.STATUS, ""),
+            cells.get(col.AVERAGE, ""),
+            cells.get(col.RUN_ID, ""),
+            cells.get(col.STATUS_RUN_ID, ""),
+            int(cells.get(col.CRASHES_IN_A_ROW) or 0),
         )
         for key, cells in read_table(sessions).items()
     }

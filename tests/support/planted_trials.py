@@ -86,7 +86,7 @@ def job_of_candidate(task: Path, path: Path, row: int = 0) -> Job:
     """The job that judges a file with ModelNew for a task, without the rules on its source."""
     (found,) = read_tasks(task)
     return Job(
-        "opatlas.bench.test_tasks",
+        "opatlas.bench.test_listed",
         "",
         "test_task",
         found.kernel_type,

@@ -30,7 +30,8 @@ from opatlas.row.columns import PROFILING_SAMPLES
 from opatlas.row.errors import ReplayError
 from opatlas.row.signature import signature
 from opatlas.run.inputs.replay_row import ReplayRow
-from opatlas.run.registry import replay_spec, replays_of_bench, select_arguments
+from opatlas.run.registry import replay_spec, replays_of_bench
+from opatlas.run.replay import recorded_call
 from opatlas.run.result_check import check
 from opatlas.theory.catalog import built_in_catalog
 from opatlas.theory.model_calls import model_calls
@@ -202,19 +203,14 @@ def calls_of(kernel_type: str, cells: Mapping[str, str]) -> list[tuple[str, str]
     function = replays_of_bench().get(kernel_type)
     if function is None or replay_spec(function).group is not None:
         return []
-    recorder = Recorder()
-
-    def replay(timed: Any, *arguments: Any, expected: Any = None, output_slots: Any = None, mutates: Any = None,
-               overwrites: Any = None, **named: Any) -> None:  # fmt: skip
-        with recorder:
-            result = timed(*arguments, **named)
-            if isinstance(result, Prepared):
-                result.call()
-
-    row = ReplayRow(kernel_type, cells, torch.device("cpu"))
+    recorder, row = Recorder(), ReplayRow(kernel_type, cells, torch.device("cpu"))
     with suppress(ReplayError):
         if row.bytes() <= _MOST_BYTES:
-            function(**select_arguments(function, row=row, replay=replay))
+            call = recorded_call(function, row)
+            with recorder:
+                result = call.impl(*call.arguments, **call.keywords)
+                if isinstance(result, Prepared):
+                    result.call()
     return recorder.calls
 
 

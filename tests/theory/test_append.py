@@ -16,27 +16,14 @@ import opatlas.theory.plan
 from opatlas.data.database import Database
 from opatlas.data.manifest import Manifest, Pace, replay_pace
 from opatlas.errors import TableError
-from opatlas.row.columns import (
-    ACCELERATOR_CORE,
-    AVERAGE,
-    BASE,
-    EP_SIZE,
-    INPUT_DTYPES,
-    INPUT_FORMATS,
-    INPUT_SHAPES,
-    OP_STATE,
-    OUTPUT_DTYPES,
-    OUTPUT_SHAPES,
-    PROFILING_AVERAGE,
-    STATUS,
-)
+from opatlas.row import columns as col
 from opatlas.row.signature import signatures
 from opatlas.row.table import RowTable
 from opatlas.theory.catalog import built_in_catalog, database_kernels
 from opatlas.theory.plan import KernelPlan, KernelResult, add_theory_rows, plan_kernel, read_table
 
 KERNELS = built_in_catalog().kernels
-HEADER = ("OP State", "Accelerator Core", *BASE[2:], AVERAGE, PROFILING_AVERAGE, "Note")
+HEADER = ("OP State", "Accelerator Core", *col.BASE[2:], col.AVERAGE, col.PROFILING_AVERAGE, "Note")
 
 
 @pytest.fixture
@@ -68,7 +55,9 @@ def test_rows_in_fp8_are_for_devices_whose_data_sheet_has_fp8(tmp_path: Path, fo
     database = Database(tmp_path / folder)
     for kernel_type in ("QuantBatchMatmulV3", "GroupedMatmul", "DynamicQuant"):
         plan = add_theory_rows(database, KERNELS[kernel_type], request(DEEPSEEK_V3, rows=40))
-        dtypes = {name for column in (INPUT_DTYPES, OUTPUT_DTYPES) for name in ";".join(plan.frame[column]).split(";")}
+        dtypes = {
+            name for column in (col.INPUT_DTYPES, col.OUTPUT_DTYPES) for name in ";".join(plan.frame[column]).split(";")
+        }
         assert ({"FLOAT8_E4M3FN", "DT_FLOAT8_E4M3FN"} & dtypes != set()) is has_fp8
         assert {"INT8", "DT_INT8"} & dtypes
         # A second run reads the dtypes of the first one's rows, and adds no rows.
@@ -99,15 +88,16 @@ def test_rows_take_each_dtype_and_format_that_is_there(database: Database) -> No
     )
     add_theory_rows(database, KERNELS["MatMulV2"], request(QWEN3_0_6B, rows=60))
     new = database.read("MatMulV2").frame.iloc[3:]
-    assert set(zip(new[INPUT_DTYPES], new[INPUT_FORMATS], strict=True)) == {
+    assert set(zip(new[col.INPUT_DTYPES], new[col.INPUT_FORMATS], strict=True)) == {
         ("DT_BF16;DT_BF16", "ND;ND"),
         ("FLOAT16;FLOAT16", "ND;FRACTAL_NZ"),
     }
-    assert set(new[ACCELERATOR_CORE]) == {"CORE"}
-    assert set(new[OP_STATE]) == {"dynamic"}
-    assert set(new["Note"]) == set(new[PROFILING_AVERAGE]) == {""}
+    assert set(new[col.ACCELERATOR_CORE]) == {"CORE"}
+    assert set(new[col.OP_STATE]) == {"dynamic"}
+    assert set(new["Note"]) == set(new[col.PROFILING_AVERAGE]) == {""}
     assert all(
-        len(cell.split(";")[1].split(",")) == 4 for cell in new[new[INPUT_DTYPES].str[:7] == "FLOAT16"][INPUT_SHAPES]
+        len(cell.split(";")[1].split(",")) == 4
+        for cell in new[new[col.INPUT_DTYPES].str[:7] == "FLOAT16"][col.INPUT_SHAPES]
     )
 
 
@@ -117,7 +107,7 @@ def test_only_an_npu_has_rows_in_blocks(database: Database, kernel_type: str, is
     wanted = replace(request(DEEPSEEK_V3, rows=60), is_npu=is_npu)
     for _ in range(2):
         add_theory_rows(database, KERNELS[kernel_type], wanted)
-        cells = database.read(kernel_type).frame[INPUT_FORMATS]
+        cells = database.read(kernel_type).frame[col.INPUT_FORMATS]
         assert cells.str.contains("FRACTAL_NZ").any() == is_npu
         assert len(cells) == 60
 
@@ -133,9 +123,9 @@ def test_missing_shapes_of_models_come_first(database: Database) -> None:
     add_theory_rows(database, KERNELS["MatMulV2"], request(QWEN3_0_6B, rows=5))
     frame = database.read("MatMulV2").frame
     pairs = {(linear.n, linear.k) for linear in QWEN3_0_6B.linears(1)}
-    assert set(frame[OUTPUT_SHAPES].str.partition(",")[2]) == {str(n) for n, _ in pairs}
+    assert set(frame[col.OUTPUT_SHAPES].str.partition(",")[2]) == {str(n) for n, _ in pairs}
     add_theory_rows(database, KERNELS["MatMulV2"], request(QWEN3_0_6B, rows=10))
-    assert (database.read("MatMulV2").frame[INPUT_SHAPES].str.partition(",")[0] == "1").sum() == 6
+    assert (database.read("MatMulV2").frame[col.INPUT_SHAPES].str.partition(",")[0] == "1").sum() == 6
 
 
 def test_unknown_columns_and_durations_stay(database: Database) -> None:
@@ -143,7 +133,7 @@ def test_unknown_columns_and_durations_stay(database: Database) -> None:
     add_theory_rows(database, KERNELS["SwiGlu"], request(QWEN3_0_6B, rows=10))
     frame = database.read("SwiGlu").frame
     assert tuple(frame.columns) == HEADER
-    assert (frame["Note"][0], frame[PROFILING_AVERAGE][0]) == ("mine", "12.5")
+    assert (frame["Note"][0], frame[col.PROFILING_AVERAGE][0]) == ("mine", "12.5")
 
 
 def test_a_malformed_row_is_named_and_its_file_unchanged(database: Database) -> None:
@@ -182,7 +172,7 @@ def planned(database: Path, rows: int = 0) -> KernelPlan:
 
 
 def tokens(plan: KernelPlan) -> set[int]:
-    return {int(shapes.partition(",")[0]) for shapes in plan.frame[INPUT_SHAPES]}
+    return {int(shapes.partition(",")[0]) for shapes in plan.frame[col.INPUT_SHAPES]}
 
 
 def test_sizes_beyond_the_limits_of_the_kernel_are_left_out(tmp_path: Path) -> None:
@@ -192,12 +182,12 @@ def test_sizes_beyond_the_limits_of_the_kernel_are_left_out(tmp_path: Path) -> N
     # One after the other was run: 63 and 64 tokens are taken, 65 are not.
     rows = [
         {
-            **dict.fromkeys(BASE, ""),
-            INPUT_SHAPES: f"{m},7168;256,7168,4096;256,2048,7168;{m},8;256,4096;256,7168;{m},8",
-            INPUT_DTYPES: f"DT_BF16;{weights};{weights};INT32;FLOAT;FLOAT;FLOAT",
-            INPUT_FORMATS: ";".join(["ND"] * 7),
-            EP_SIZE: "1",
-            STATUS: status,
+            **dict.fromkeys(col.BASE, ""),
+            col.INPUT_SHAPES: f"{m},7168;256,7168,4096;256,2048,7168;{m},8;256,4096;256,7168;{m},8",
+            col.INPUT_DTYPES: f"DT_BF16;{weights};{weights};INT32;FLOAT;FLOAT;FLOAT",
+            col.INPUT_FORMATS: ";".join(["ND"] * 7),
+            col.EP_SIZE: "1",
+            col.STATUS: status,
         }
         for weights in ("DT_BF16", "INT8")
         for m, status in {63: "measured", 64: "measured", 65: "failed"}.items()

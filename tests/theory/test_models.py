@@ -238,7 +238,7 @@ def test_equal_weights_of_two_kinds_of_layers_are_both_called(tmp_path: Path) ->
 
 #: A file, and words for parts that a step of it leaves out or has in another way.
 TOLD: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
-    "windows, sinks, biases": ("gpt_oss", GPT_OSS, ("4 of 8 layers see 128 tokens", "sinks", "biases")),
+    "windows, sinks, biases": ("gpt_oss", GPT_OSS, ("4 of 8 layers see 128 tokens", "sinks")),
     "all in a window": ("mistral", {"sliding_window": 512}, ("8 of 8 layers see 512 tokens",)),
     "the window of the class": ("mistral", {}, ("8 of 8 layers see 4096 tokens",)),
     "no window": ("mistral", {"sliding_window": None}, ()),
@@ -247,20 +247,18 @@ TOLD: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
         {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 6},
         ("2 of 8 layers see 64 tokens",),
     ),
-    "unused window": ("qwen2", {"sliding_window": 64, "max_window_layers": 6}, ("biases",)),
+    "unused window": ("qwen2", {"sliding_window": 64, "max_window_layers": 6}, ()),
     "stated windows": (
         "llama",
         {"layer_types": ["sliding_attention"] * 3 + ["full_attention"] * 5, "sliding_window": 32},
         ("3 of 8 layers see 32 tokens",),
     ),
-    "gemma": ("gemma3_text", {"sliding_window": 512}, ("7 of 8 layers see 512", "norms after", "gelu_pytorch_tanh")),
+    "gemma": ("gemma3_text", {"sliding_window": 512}, ("7 of 8 layers see 512",)),
     "rotation": (
         "minimax_m2",
         {**EXPERTS, "rotary_dim": 16, "qk_norm_type": "per_layer", "num_mtp_modules": 3, "attn_type_list": [1] * 8},
-        ("16 of 32 features", "norms over all heads", "no multi-token prediction"),
+        ("no multi-token prediction",),
     ),
-    "rotation by a factor": ("llama", {"rope_parameters": {"partial_rotary_factor": 0.25}}, ("8 of 32 features",)),
-    "biases": ("llama", {"attention_bias": True, "mlp_bias": True}, ("biases of attention", "biases of feed-forward")),
 }
 
 
@@ -272,6 +270,37 @@ def test_parts_that_a_step_leaves_out_are_reported(
     assert len(found.differs) >= len(words) > 0 or found.differs == ()
     for word in words:
         assert any(word in each for each in found.differs), (word, found.differs)
+
+
+#: A file, a part of its step, and the slots of the calls of that part, with the kernel type.
+SHAPED: dict[str, tuple[str, dict[str, Any], str, list[str]]] = {
+    "some features rotated": (
+        "llama",
+        {"rope_parameters": {"partial_rotary_factor": 0.25}},
+        "rope",
+        ["ApplyRotaryPosEmb 1,4,8,8;1,4,2,8;1,4,1,8;1,4,1,8"],
+    ),
+    "norm over all heads": (
+        "minimax_m2",
+        {**EXPERTS, "rotary_dim": 16, "qk_norm_type": "per_layer"},
+        "query_norm",
+        ["RmsNorm 4,256;256"],
+    ),
+    "bias": ("qwen2", {}, "qkv", ["MatMulV2 4,256;384,256;384"]),
+    "no bias": ("qwen2", {}, "o_proj", ["MatMulV2 4,256;256,256"]),
+    "bias of a stated key": ("llama", {"mlp_bias": True}, "down", ["MatMulV2 4,512;256,512;256"]),
+    "biases of experts": ("gpt_oss", GPT_OSS, "experts_down", ["GroupedMatmul 16,512;16,512,256;16,256;;;;;16;"]),
+    "another gate": ("gemma3_text", {}, "act", ["GeGluV2 4,1024"]),
+    "gate of the attention": ("qwen3_next", EXPERTS, "attention_gate", ["Sigmoid 4,256", "Mul 4,256;4,256"]),
+}
+
+
+@pytest.mark.parametrize(("model_type", "keys", "part", "calls"), SHAPED.values(), ids=SHAPED)
+def test_calls_have_the_sizes_of_the_file(
+    model_type: str, keys: dict[str, Any], part: str, calls: list[str], tmp_path: Path
+) -> None:
+    found = model_calls(read(tmp_path, model_type, **SIZES, **keys), batch=4, context=256, dtype="BF16")
+    assert [f"{call.kernel_type} {call.cells['Input Shapes']}" for call in found if call.part == part] == calls
 
 
 def compressed(**weights: Any) -> dict[str, Any]:

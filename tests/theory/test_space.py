@@ -16,15 +16,7 @@ from opatlas.shapes.models import DEEPSEEK_V3, GLM_5_1, QWEN3_0_6B, QWEN3_32B
 from opatlas.shapes.strategies import draw_rows, space_rows
 from tests_of_shapes import catalog_of, theory_rows
 
-from opatlas.row.columns import (
-    BASE,
-    INPUT_FORMATS,
-    INPUT_SHAPES,
-    INPUT_SLOTS,
-    OUTPUT_SHAPES,
-    OUTPUT_SLOTS,
-    RUNTIME_PREFIX,
-)
+from opatlas.row import columns as col
 from opatlas.row.signature import signature
 from opatlas.row.slots import Slot, parse_slots
 from opatlas.theory.catalog import built_in_catalog
@@ -75,10 +67,10 @@ def test_each_shape_comes_first_then_the_ends_of_its_range_and_edges_of_tiles() 
     space = space_of("MatMulV2", Targets((QWEN3_0_6B,), tp_sizes=(1,)))
     weights, both = len(space.shapes), len(space.shapes) * len(space.forms)
     required = all_cells(space).iloc[space.required()]
-    tokens = required[INPUT_SHAPES].str.partition(",")[0].astype(int).tolist()
+    tokens = required[col.INPUT_SHAPES].str.partition(",")[0].astype(int).tolist()
     first = required[:weights]
-    assert set(first[OUTPUT_SHAPES].str.partition(",")[2]) == {str(shape.values["n"]) for shape in space.shapes}
-    assert set(first[INPUT_FORMATS]) == {"ND;ND", "ND;FRACTAL_NZ"}
+    assert set(first[col.OUTPUT_SHAPES].str.partition(",")[2]) == {str(shape.values["n"]) for shape in space.shapes}
+    assert set(first[col.INPUT_FORMATS]) == {"ND;ND", "ND;FRACTAL_NZ"}
     assert len(set(tokens[:weights])) == weights
     # The very first row is the smallest of its shape, and is there already.
     assert tokens.count(1) == tokens.count(32768) == both
@@ -109,7 +101,7 @@ def test_a_size_between_that_is_not_legal_is_that_of_the_grid(
     text = f"grids: {{t: {grid}}}\npatterns: {{p: {pattern}}}\nkernels: {{K: p}}"
     (legal,) = catalog_of(tmp_path, text).kernel("K").patterns
     space = Space("K", legal, legal.forms, TARGETS, FLUSH_BUFFER_BYTES + 40 * 10**6)
-    sizes = [int(space.row(at, [near]).cells[OUTPUT_SHAPES]) for at in range(len(space))]
+    sizes = [int(space.row(at, [near]).cells[col.OUTPUT_SHAPES]) for at in range(len(space))]
     assert sizes == ([1, 9, 81] if near.part == 0.5 else [9, 10])
 
 
@@ -129,8 +121,8 @@ def test_a_matrix_that_blocks_do_not_divide_is_left_out(tmp_path: Path) -> None:
     )
     (pattern,) = catalog.kernel("Blocked").patterns
     cells = all_cells(Space("Blocked", pattern, pattern.forms, TARGETS, GB))
-    assert cells[INPUT_SHAPES].tolist() == ["1,1,16,32", "2,1,16,32", "1,4,16,32", "2,4,16,32"]
-    assert cells[OUTPUT_SHAPES].tolist() == ["16", "16", "64", "64"]
+    assert cells[col.INPUT_SHAPES].tolist() == ["1,1,16,32", "2,1,16,32", "1,4,16,32", "2,4,16,32"]
+    assert cells[col.OUTPUT_SHAPES].tolist() == ["16", "16", "64", "64"]
 
 
 @pytest.mark.parametrize(("seed", "count"), [(0, 1), (0, 60), (2**32, 25), (-1, 25)])
@@ -180,11 +172,11 @@ BUDGETS = (0.6, 4.0, 32.0)
 
 
 def inputs(row: TheoryRow) -> tuple[Slot, ...]:
-    return parse_slots(*(row.cells[column] for column in INPUT_SLOTS), INPUT_SLOTS)
+    return parse_slots(*(row.cells[column] for column in col.INPUT_SLOTS), col.INPUT_SLOTS)
 
 
 def outputs(row: TheoryRow) -> tuple[Slot, ...]:
-    return parse_slots(*(row.cells[column] for column in OUTPUT_SLOTS), OUTPUT_SLOTS)
+    return parse_slots(*(row.cells[column] for column in col.OUTPUT_SLOTS), col.OUTPUT_SLOTS)
 
 
 @pytest.fixture(scope="module")
@@ -203,7 +195,7 @@ def test_rows_are_legal(kernel_type: str, strategies: dict[tuple[str, float], Se
             strategies[kernel_type, gb] = theory_rows(kernel_type, targets=DRAWN, budget_bytes=int(gb * GB))
         row = data.draw(strategies[kernel_type, gb])
         assert row.kernel_type == kernel_type
-        assert tuple(row.cells)[: len(BASE)] == BASE
+        assert tuple(row.cells)[: len(col.BASE)] == col.BASE
         assert all(size > 0 for slot in (*inputs(row), *outputs(row)) for size in slot.shape)
         assert row.bytes + FLUSH_BUFFER_BYTES <= gb * GB
         assert row.signature() == signature(kernel_type, {name: f'"{cell}"' for name, cell in row.cells.items()})
@@ -215,7 +207,7 @@ def test_rows_are_legal(kernel_type: str, strategies: dict[tuple[str, float], Se
 @settings(max_examples=20, deadline=None)
 def test_lengths_of_sequences_are_those_of_the_slots(data: st.DataObject) -> None:
     row = data.draw(theory_rows("FusedInferAttentionScore", targets=DRAWN))
-    cells = {name.removeprefix(RUNTIME_PREFIX): cell for name, cell in row.cells.items()}
+    cells = {name.removeprefix(col.RUNTIME_PREFIX): cell for name, cell in row.cells.items()}
     keys = [int(word) for word in cells["actual_seq_lengths_kv_values"].split(",")]
     query, keys_shape = inputs(row)[0].shape, inputs(row)[1].shape
     table = inputs(row)[14].shape if len(inputs(row)) > 14 else ()

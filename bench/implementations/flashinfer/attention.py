@@ -13,20 +13,7 @@ from torch import Tensor
 
 from opatlas import Prepared, implements
 
-from .._calls import (
-    FP8,
-    HALF,
-    HEADS,
-    Attention,
-    axis_of_heads,
-    int32,
-    launched,
-    pairs_in_halves,
-    rows_of_tokens,
-    table_of_pairs,
-    takes,
-    tokens_by_heads,
-)
+from .. import _calls as calls
 from . import HEAD_SIZES, SUPPORT, expect, expect_dtype, words, workspace
 
 #: Head sizes of queries and keys, and of values, that attention on Hopper is compiled for.
@@ -44,12 +31,12 @@ _JOINED = "queries and keys with their rope part in one tensor"
 
 
 @implements("FusedInferAttentionScore")
-@takes(Attention)
-def attention(call: Attention) -> Prepared:
+@calls.takes(calls.Attention)
+def attention(call: calls.Attention) -> Prepared:
     """Packed sequences, sequences in pages, or absorbed latent attention in pages."""
     query, key, value = call.query, call.key, call.value
-    expect_dtype(HALF, query=query)
-    expect_dtype((query.dtype, *FP8), key=key)
+    expect_dtype(calls.HALF, query=query)
+    expect_dtype((query.dtype, *calls.FP8), key=key)
     expect_dtype((key.dtype,), value=value)
     if call.block_table is None:
         return _packed(call, *_with_rope(query, call.query_rope, key, call.key_rope))
@@ -74,14 +61,14 @@ class _Pages:
     def __init__(self, table: Tensor, lengths: Sequence[int], block_size: int) -> None:
         _expect_sequences(len(lengths), sum(lengths))
         self.block_size = block_size
-        self.lengths = int32(lengths, table.device)
+        self.lengths = calls.int32(lengths, table.device)
         used = (self.lengths + block_size - 1) // block_size
         self.starts = torch.nn.functional.pad(used.cumsum(0, dtype=torch.int32), (1, 0))
         self.blocks = table[torch.arange(table.shape[1], device=table.device) < used[:, None]].int()
         self.last = (self.lengths - 1) % block_size + 1
 
 
-def _packed(call: Attention, q: Tensor, k: Tensor) -> Prepared:
+def _packed(call: calls.Attention, q: Tensor, k: Tensor) -> Prepared:
     """Returns the call for queries (T, N, D) and keys (T', H, D) of sequences one after the other."""
     kv_starts, value, with_lse = [0, *call.actual_seq_lengths_kv], call.value, call.softmax_lse_flag
     wrapper = _plan_packed(q, k, value, call.query_starts, kv_starts, causal=call.causal, scale=call.scale)
@@ -98,13 +85,13 @@ def _plan_packed(
 ) -> Any:
     _expect_attention_sizes(q.shape[-1], v.shape[-1])
     wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace(q.device), "NHD")
-    starts = (int32(own, q.device) for own in (q_starts, kv_starts))
+    starts = (calls.int32(own, q.device) for own in (q_starts, kv_starts))
     sizes = (q.shape[1], k.shape[1], q.shape[2], v.shape[2])
     wrapper.plan(*starts, *sizes, causal=causal, sm_scale=scale, q_data_type=q.dtype, kv_data_type=k.dtype)
     return wrapper
 
 
-def _paged(call: Attention, pages: _Pages) -> Prepared:
+def _paged(call: calls.Attention, pages: _Pages) -> Prepared:
     """Returns the call for queries (T, N, D), and pages (blocks, size, H D) or (blocks, H, size, D)."""
     q, kv_heads, starts, with_lse = call.query, call.num_key_value_heads, call.query_starts, call.softmax_lse_flag
     (_, heads, head_size), layout = q.shape, "NHD" if call.key.dim() == 3 else "HND"
@@ -123,7 +110,7 @@ def _paged(call: Attention, pages: _Pages) -> Prepared:
     else:
         plan["causal"] = call.causal
         wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(q.device), layout)
-        wrapper.plan(int32(starts, q.device), pages.starts, pages.blocks, pages.last, *sizes, **plan)
+        wrapper.plan(calls.int32(starts, q.device), pages.starts, pages.blocks, pages.last, *sizes, **plan)
     return Prepared(
         lambda: wrapper.run(q, caches, return_lse=with_lse, enable_pdl=False),
         results=_with_natural_lse if with_lse else None,
@@ -135,27 +122,27 @@ def _is_hopper(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device)[0] == 9
 
 
-def _in_fp8(call: Attention, caches: tuple[Tensor, ...], layout: str) -> Prepared:
+def _in_fp8(call: calls.Attention, caches: tuple[Tensor, ...], layout: str) -> Prepared:
     """Returns the call of TensorRT-LLM's kernel for one query of each sequence, which multiplies in FP8."""
     q, table = call.query, call.block_table
     assert table is not None
-    out, lengths = q.new_empty(q.shape), int32(call.actual_seq_lengths_kv, q.device)
+    out, lengths = q.new_empty(q.shape), calls.int32(call.actual_seq_lengths_kv, q.device)
     # The kernel finds zeros at its first call, and leaves them.
     space = torch.zeros(_WORKSPACE, dtype=torch.uint8, device=q.device)
     sizes = (max(call.actual_seq_lengths_kv), call.scale, 1.0)
     how: dict[str, Any] = {"out": out, "kv_layout": layout, "backend": "xqa", "enable_pdl": False}
     decode, blocks = flashinfer.decode.trtllm_batch_decode_with_kv_cache, table.int().contiguous()
     # The kernel reads queries one after the other; those of a step are columns of a product.
-    return launched(lambda: decode(q.contiguous(), caches, space, blocks, lengths, *sizes, **how), out)
+    return calls.launched(lambda: decode(q.contiguous(), caches, space, blocks, lengths, *sizes, **how), out)
 
 
-def _latent(call: Attention, query_rope: Tensor, key_rope: Tensor, pages: _Pages) -> Prepared:
+def _latent(call: calls.Attention, query_rope: Tensor, key_rope: Tensor, pages: _Pages) -> Prepared:
     """Returns the call for queries (B, N, S, D) and a cache whose entries are keys and values; results (N, B, S, D)."""
     (batch, heads, length, latent), rope = call.query.shape, query_rope.shape[-1]
     device, size, with_lse = call.query.device, pages.block_size, call.softmax_lse_flag
     expect((latent, rope) == (512, 64), f"latent size {latent} + {rope}", "512 + 64")
     wrapper = flashinfer.mla.BatchMLAPagedAttentionWrapper(workspace(device), backend="auto")
-    starts = int32(range(0, (batch + 1) * length, length), device)
+    starts = calls.int32(range(0, (batch + 1) * length, length), device)
     how = (heads, latent, rope, size, False, call.scale, call.query.dtype, call.key.dtype)
     wrapper.plan(starts, pages.starts, pages.blocks, pages.lengths, *how)
     q, q_rope = (x.transpose(1, 2).reshape(batch * length, heads, -1) for x in (call.query, query_rope))
@@ -193,7 +180,7 @@ def ring_mla(
     **_unused: str,
 ) -> Prepared:
     """Attention, and in a later step a second kernel that merges its result with the earlier one."""
-    expect_dtype(HALF, queries=q_nope)
+    expect_dtype(calls.HALF, queries=q_nope)
     expect_dtype((q_nope.dtype,), keys=k_nope, values=value)
     q, k = _with_rope(q_nope, q_rope, k_nope, k_rope)
     lengths = seqlen.reshape(-1, seqlen.shape[-1]).tolist()
@@ -244,8 +231,8 @@ def _expect_sequences(count: int, keys: int) -> None:
 
 @implements("ApplyRotaryPosEmb")
 def apply_rotary_pos_emb(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, *, layout: str) -> Prepared:
-    heads = HEADS[layout]
-    q, k = (tokens_by_heads(x, heads, SUPPORT) for x in (query, key))
+    heads = calls.HEADS[layout]
+    q, k = (calls.tokens_by_heads(x, heads, SUPPORT) for x in (query, key))
     return _rotated(*_angles(query, cos, sin, heads), q, k, converted=(_TABLE,))
 
 
@@ -277,7 +264,7 @@ def reshape_and_cache(
 ) -> Prepared:
     """Any places are those of one sequence that has all blocks in order."""
     (blocks, block_size, heads, head_size), device = key_cache.shape, key.device
-    expect_dtype(HALF, key=key)
+    expect_dtype(calls.HALF, key=key)
     expect_dtype((key.dtype,), value=value, key_cache=key_cache, value_cache=value_cache)
     expect(head_size in HEAD_SIZES, f"head size {head_size}", words(HEAD_SIZES))
     expect(value_cache.shape == key_cache.shape, f"values of size {value.shape[-1]}", f"the keys' size {head_size}")
@@ -285,7 +272,7 @@ def reshape_and_cache(
     expect(heads <= most, f"{heads} heads", f"up to {most} of size {head_size}")
     places, sequence = slot_indices.int(), torch.zeros(len(key), dtype=torch.int32, device=device)
     order = torch.arange(blocks, dtype=torch.int32, device=device)
-    ends, last = (int32(numbers, device) for numbers in ([0, blocks], [block_size]))
+    ends, last = (calls.int32(numbers, device) for numbers in ([0, blocks], [block_size]))
     caches = (key_cache, value_cache)
     return Prepared(
         lambda: flashinfer.page.append_paged_kv_cache(key, value, sequence, places, caches, order, ends, last, "NHD"),
@@ -294,8 +281,8 @@ def reshape_and_cache(
 
 
 def _one_tensor(x: Tensor, cos: Tensor, sin: Tensor, adjacent: bool = False) -> Prepared:
-    heads = axis_of_heads(x, cos, SUPPORT)
-    tokens = tokens_by_heads(x, heads, SUPPORT)
+    heads = calls.axis_of_heads(x, cos, SUPPORT)
+    tokens = calls.tokens_by_heads(x, heads, SUPPORT)
     expect(tokens.shape[1] > 1, "1 head", "queries and keys, which are two heads or more")
     converted = (_TABLE, "pairs of the result to halves of a head") if adjacent else (_TABLE,)
     angles = _angles(x, cos, sin, heads)
@@ -320,22 +307,22 @@ def _rotated(
         adjacent: whether the features of a pair are side by side.
     """
     head_size, width = q.shape[-1], table.shape[-1]
-    expect_dtype(HALF, query=q)
+    expect_dtype(calls.HALF, query=q)
     expect_dtype((q.dtype,), key=k)
     expect(len(q) == len(k), f"{len(q)} tokens of queries and {len(k)} of keys", "as many of both")
     expect(head_size in HEAD_SIZES, f"head size {head_size}", words(HEAD_SIZES))
     least = 2 * max(8, head_size // 32)
     expect(width % least == 0, f"{width} rotated features of {head_size}", f"multiples of {least}")
     rotate = flashinfer.rope.apply_rope_with_cos_sin_cache_inplace
-    return launched(
+    return calls.launched(
         lambda: rotate(positions, q, k, head_size, table, not adjacent),
         changed,
         changes=() if changed is None else (changed,),
-        results=pairs_in_halves if adjacent and changed is not None else None,
+        results=calls.pairs_in_halves if adjacent and changed is not None else None,
         converted=converted,
     )
 
 
 def _angles(x: Tensor, cos: Tensor, sin: Tensor, heads: int) -> tuple[Tensor, Tensor]:
     """Returns a float32 table (rows, D) of cosines and sines of the pairs, and the row of each token of x."""
-    return table_of_pairs(cos, sin, torch.float32), rows_of_tokens(x, cos, heads, SUPPORT, torch.int32)
+    return calls.table_of_pairs(cos, sin, torch.float32), calls.rows_of_tokens(x, cos, heads, SUPPORT, torch.int32)

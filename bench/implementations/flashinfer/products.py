@@ -75,6 +75,15 @@ def swiglu(x: Tensor, dim: int) -> Prepared:
     return Prepared(lambda: flashinfer.silu_and_mul(x, enable_pdl=False))
 
 
+@implements("GeGluV2")
+def geglu(x: Tensor, dim: int, approximate: int, activate_left: bool) -> Prepared:
+    """Without the GELU alone."""
+    expect(dim in (-1, x.dim() - 1), f"axis {dim}", "the last axis only")
+    expect_dtype(HALF, x=x)
+    expect(x.shape[-1] % 16 == 0, f"halves of {x.shape[-1] // 2} elements", "multiples of 8")
+    return Prepared(lambda: (flashinfer.gelu_tanh_and_mul(x, enable_pdl=False), None))
+
+
 @implements("SoftmaxV2")
 def softmax(x: Tensor, dim: int) -> Prepared:
     """FlashInfer's softmax of a sampler, at temperature 1."""

@@ -15,7 +15,7 @@ from .._calls import FP8
 from .fp8 import block_scaled_product, scaled_groups, unscaled_product
 from .matmul import linear, may_prepare
 from .norm import swiglu
-from .quantized import dequantize, dynamic_quant, integer_matmul
+from .quantized import dequantize, dynamic_block_quant, dynamic_quant, integer_matmul, weight_quant_batchmatmul
 
 
 def moe_gating_top_k(
@@ -96,6 +96,8 @@ def grouped_matmul(
     bias: Sequence[Tensor] | None = None,
     scale: Sequence[Tensor] | None = None,
     per_token_scale: Sequence[Tensor] | None = None,
+    antiquant_scale: Sequence[Tensor] | None = None,
+    antiquant_offset: Sequence[Tensor] | None = None,
     group_list: Tensor,
     output_dtype: torch.dtype | None = None,
     **of_npu: Any,
@@ -105,6 +107,7 @@ def grouped_matmul(
     Args:
         bias, scale: (E, N); scale may be (E, K / 128, N / 128) for FP8.
         per_token_scale: (M); (M, K / 128) with a scale for FP8.
+        antiquant_scale, antiquant_offset: of a weight that alone has few bits, (E, N) or (E, K / size, N).
         group_list: the end of each group of rows.
     """
     (rows,), (matrices,) = x, weight
@@ -121,9 +124,15 @@ def grouped_matmul(
         product = scaled_groups(rows, matrices, scale_of, token, group_list, dtype, converted)
         if product is not None:
             return Prepared(lambda: [product()], converted=converted) if may_prepare(rows) else [product()]
-    result = torch.empty(len(rows), matrices.shape[-1], dtype=dtype, device=rows.device)
+    width = (antiquant_scale[0] if antiquant_scale else matrices).shape[-1]
+    result = torch.empty(len(rows), width, dtype=dtype, device=rows.device)
     for group, own in groups_of(group_list):
         bias_of = bias[0][group] if bias else None
+        if antiquant_scale:
+            offset = antiquant_offset[0][group] if antiquant_offset else None
+            scales = antiquant_scale[0][group], offset
+            result[own] = weight_quant_batchmatmul(rows[own], matrices[group], *scales, bias_of)
+            continue
         if rows.is_floating_point() and rows.dtype not in FP8:
             result[own] = linear(rows[own], matrices[group].mT, bias_of)
             continue
@@ -183,6 +192,22 @@ def grouped_matmul_swiglu_quant(
         activated = swiglu(dequantize(product, weight_scale[group], None, x_scale[own], None, torch.float32), -1)
         quantized[own], scales[own] = dynamic_quant(activated)
     return quantized, scales, x_scale.new_empty(0)
+
+
+def swiglu_group_quant(
+    x: Tensor, topk_weight: Tensor | None, group_index: None, dst_type: torch.dtype, *, quant_mode: int, group_size: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Maps (..., 2 D) to SwiGLU times topk_weight (...), (..., D) in FP8, and FLOAT scales, or MX (..., D / 64, 2).
+
+    The third result, for SwiGLU alone, is empty.
+    """
+    y = swiglu(x.float(), -1) if topk_weight is None else swiglu(x.float(), -1) * topk_weight.unsqueeze(-1)
+    if quant_mode == 1:
+        return *dynamic_block_quant(y, dst_type=dst_type, row_block_size=1, col_block_size=group_size), x.new_empty(0)
+    groups = y.unflatten(-1, (-1, group_size))
+    scale = (groups.abs().amax(-1, keepdim=True) / torch.finfo(dst_type).max).log2().ceil().exp2()
+    quantized = (groups / scale).to(dst_type).flatten(-2)
+    return quantized, scale.unflatten(-2, (-1, 2)).squeeze(-1).to(torch.float8_e8m0fnu), x.new_empty(0)
 
 
 def groups_of(ends: Tensor) -> Iterator[tuple[int, slice]]:

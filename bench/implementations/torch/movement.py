@@ -154,3 +154,8 @@ def apply_top_k_top_p(logits: Tensor, p: Tensor | None = None, k: Tensor | None 
         below[..., -1] = False
         values.masked_fill_(below, -torch.inf)
     return torch.empty_like(logits).scatter_(-1, order, values.to(logits.dtype))
+
+
+def histc(x: Tensor, bins: int, least: float, largest: float) -> Tensor:
+    """Returns the number of elements in each of `bins` equal intervals, in x's dtype. CPUs count real numbers alone."""
+    return torch.histc(x if x.is_cuda else x.float(), bins, least, largest).to(x.dtype)

@@ -109,7 +109,42 @@ def scaled_masked_softmax(x: Tensor, mask: Tensor, scale: float, fixed_triu_mask
     return torch.softmax((x * scale).masked_fill_(mask, _MASKED), -1)
 
 
+def geglu(x: Tensor, dim: int, approximate: int, activate_left: bool) -> tuple[Tensor, Tensor]:
+    """Maps (..., 2 D) to GELU by tanh of the first half along `dim`, times the second, and to that GELU."""
+    gate, up = x.chunk(2, dim)
+    gelu = functional.gelu(gate, approximate="tanh")
+    return gelu * up, gelu
+
+
+def clipped_swiglu(x: Tensor, *, dim: int, alpha: float, limit: float, bias: float, interleaved: bool = True) -> Tensor:
+    """Maps (..., 2 D) to (..., D): x sigmoid(alpha x) of the clipped even features, times the odd ones plus a bias."""
+    gate, up = x[..., ::2].float().clamp(max=limit), x[..., 1::2].float().clamp(-limit, limit)
+    return (torch.sigmoid(gate * alpha).mul_(gate) * up.add_(bias)).to(x.dtype)
+
+
 def swiglu(x: Tensor, dim: int) -> Tensor:
     """Maps (..., 2 D) to (..., D): SiLU of the first half along `dim`, times the second."""
     gate, up = x.chunk(2, dim)
     return functional.silu(gate).mul_(up)
+
+
+def hc_pre(
+    x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor, n: int, iterations: int, norm_eps: float, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the input (..., D) of a layer from streams (..., n, D), and the weights of `hc_post` in float32."""
+    wide = x.float()
+    mixes = functional.linear(wide.flatten(-2), weight) * _reciprocal_rms(wide.flatten(-2), norm_eps)
+    own = zip(mixes.split([n, n, n * n], -1), bias.split([n, n, n * n]), scale, strict=True)
+    pre, post, comb = (torch.addcmul(base, mix, factor) for mix, base, factor in own)
+    comb = comb.unflatten(-1, (n, n)).softmax(-1).add_(eps)
+    for step in range(iterations):
+        comb = comb / comb.sum(-1, keepdim=True).add_(eps) if step else comb
+        comb = comb / comb.sum(-2, keepdim=True).add_(eps)
+    y = torch.linalg.vecdot(wide, (pre.sigmoid() + eps).unsqueeze(-1), dim=-2)
+    return y.to(x.dtype), 2 * post.sigmoid(), comb
+
+
+def hc_post(x: Tensor, residual: Tensor, post: Tensor, comb: Tensor) -> Tensor:
+    """Returns streams (..., n, D): x (..., D) post (..., n) + comb (..., n, n), transposed, times residual."""
+    mixed = torch.matmul(comb.mT, residual.to(comb.dtype))
+    return mixed.addcmul_(post.unsqueeze(-1), x.unsqueeze(-2).to(post.dtype)).to(x.dtype)

@@ -12,7 +12,7 @@ from opatlas import Prepared
 
 from .._calls import FP8
 from .fp8 import block_scaled_product, scaled_product, unscaled_product
-from .matmul import may_prepare
+from .matmul import linear, may_prepare
 
 #: The sum of so many products of INT8 numbers is below 2^24: float32 adds them exactly.
 _EXACT_TERMS = 1024
@@ -35,6 +35,42 @@ _RANGES |= {dtype: (-torch.finfo(dtype).max, torch.finfo(dtype).max) for dtype i
 def quantized_dtype(name: str) -> torch.dtype:
     """Returns the dtype argument of npu_quantize for a dtype of the profiler. Raises KeyError for others."""
     return {"INT8": torch.qint8, "UINT8": torch.quint8, "INT4": torch.quint4x2}[name]
+
+
+#: Numbers of FP4 (E2M1) without a sign, by their codes.
+_FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+def unpack(data: Tensor) -> Tensor:
+    """Returns the numbers of INT4 in INT32, or FP4 in UINT8, packed along the axis of stride 1; else the data."""
+    if data.dtype not in (torch.int32, torch.uint8):
+        return data
+    if data.stride(-1) != 1:
+        return unpack(data.mT).mT
+    shifts = torch.arange(0, 8 * data.element_size(), 4, device=data.device, dtype=data.dtype)
+    codes = ((data.unsqueeze(-1) >> shifts) & 15).flatten(-2)
+    if data.dtype is torch.int32:
+        return (codes ^ 8) - 8
+    table = torch.tensor([*_FP4, *(-number for number in _FP4)], device=data.device)
+    return table[codes.int()]
+
+
+def scale_data(data: Tensor, scale: Tensor, offset: Tensor | None = None) -> Tensor:
+    """Returns (data + offset) scale in float32, (K, N); both are (1), (N), (1, N) or (K / size, N)."""
+    real = unpack(data).float()
+
+    def expand(vectors: Tensor) -> Tensor:
+        groups = vectors.shape[0] if vectors.dim() == 2 else 1
+        return vectors.float() if groups == 1 else vectors.float().repeat_interleave(len(real) // groups, dim=0)
+
+    return (real if offset is None else real + expand(offset)) * expand(scale)
+
+
+def weight_quant_batchmatmul(
+    x: Tensor, weight: Tensor, scale: Tensor, offset: Tensor | None = None, bias: Tensor | None = None, **of_npu: object
+) -> Tensor:
+    """Maps x (M, K) and a weight (K, N) of `scale_data` to (M, N): torch scales the weight, then multiplies."""
+    return linear(x, scale_data(weight, scale, offset).to(x.dtype).mT, None if bias is None else bias.to(x.dtype))
 
 
 def integer_matmul(a: Tensor, b: Tensor) -> Tensor:
@@ -78,6 +114,7 @@ def quant_matmul(
     bias: Tensor | None = None,
     group_sizes: Sequence[int] | None = None,
     output_dtype: torch.dtype = torch.int8,
+    **of_npu: object,
 ) -> Tensor | Prepared:
     """Maps INT8 or FP8 (..., M, K) and (..., K, N) to (..., M, N) in output_dtype.
 
@@ -89,8 +126,17 @@ def quant_matmul(
         offset: (1) or (N), added to an INT8 result.
         pertoken_scale: (M); (M, K / 128) with group_sizes.
         bias: (N); INT32 is added before the scales, real numbers after them.
-        group_sizes: 1, 128 and 128 for scales of blocks.
+        group_sizes: 1, 128 and 128 for scales of blocks; 1, 1 and 32 (MX) or 16 (NVFP4) for those of groups along K:
+            (K / 64, N, 2) or (K / 16, N), and (M, K / 64, 2) or (M, K / 16).
     """
+    if group_sizes is not None and group_sizes[1] == 1:
+        assert pertoken_scale is not None
+        if scale.dim() == 3:
+            scale, pertoken_scale = scale.mT.flatten(0, 1), pertoken_scale.flatten(1)
+        # BF16 holds each number times its scale.
+        wide = torch.bfloat16 if output_dtype is torch.bfloat16 else torch.float32
+        a, b = scale_data(x1.mT, pertoken_scale.mT).mT.to(wide), scale_data(x2, scale).to(wide)
+        return dequantize(linear(a, b.mT), None, None, None, bias, output_dtype)
     if x1.dtype in FP8:
         converted: list[str] = []
         if group_sizes is not None:

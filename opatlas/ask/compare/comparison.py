@@ -12,9 +12,8 @@ from opatlas.ask.compare.calls import MISSING, Basis, CallPair, Controls, RowCal
 from opatlas.ask.compare.databases import ComparedDatabase
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.progress import track
-from opatlas.row.communication import COLLECTIVES
 from opatlas.row.rounds import Mean, PairVerdict, mean_of
-from opatlas.row.signature import make_case_id
+from opatlas.row.signature import kernel_types_meant, make_case_id
 from opatlas.row.status import Status
 from opatlas.text import suggest
 
@@ -323,8 +322,7 @@ def _kernel_types(databases: Iterable[ComparedDatabase], named: Sequence[str]) -
     present: set[str] = set()
     for each in databases:
         present.update(each.calls.kernel_types)
-    collectives = {each.name: each.kernel_type for each in COLLECTIVES}
-    wanted = [collectives.get(name, name) for name in named]
+    wanted = {meant for name in named for meant in kernel_types_meant(name, sorted(present))}
     if unknown := [name for name in wanted if name not in present]:
         raise UsageError(f"--ops {unknown[0]}: no database has this kernel type{suggest(unknown[0], present)}")
     return sorted(wanted or present)

@@ -188,7 +188,7 @@ def _shifts(values: Values, common: Sequence[float], runs: Sequence[str]) -> Ite
 
 
 def run_facts(manifest: Manifest) -> dict[str, str]:
-    """Returns what may change durations from run to run, by name: device, software, driver, system, code."""
+    """Returns what may change durations from run to run, by name: device, software, driver, system, kernels, code."""
     origins = list(run_origins(manifest))
     facts = {"device": ", ".join(sorted(manifest.device_names)), "host": manifest.host}
     for origin in origins:
@@ -199,6 +199,7 @@ def run_facts(manifest: Manifest) -> dict[str, str]:
     facts["Python"] = manifest.python
     facts["system"] = manifest.system
     facts["disturbances"] = ", ".join(_disturbances(manifest)) or "none"
+    facts["implementation"] = str(manifest.options.get("implementation") or "")
     facts["OpAtlas"] = " ".join(filter(None, [manifest.packages.get("opatlas", ""), manifest.code[:8]]))
     return {name: value for name, value in facts.items() if value}
 

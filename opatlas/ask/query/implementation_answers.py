@@ -33,7 +33,7 @@ from opatlas.data.origin import Provenance, are_one_device, database_device, joi
 from opatlas.errors import OpAtlasError
 from opatlas.row import columns as col
 from opatlas.row.communication import BY_NAME, Collective, is_communication
-from opatlas.row.location import communication_library, device_kind, newness, parse_path
+from opatlas.row.location import communication_library, device_kind, messages_of_device
 from opatlas.row.signature import row_cells, signature, signatures
 from opatlas.row.slots import known_dtype
 from opatlas.run.implementation import default_name
@@ -105,12 +105,9 @@ class ImplementationAnswers:
         """The newest communication database of the same device, itself if it has messages; None if there is none."""
         if next(self.path.glob("hcom_*.csv"), None):
             return self
-        if parse_path(self.path) is None:
+        newest = messages_of_device(self.path)
+        if newest is None:
             return None
-        folders = {path.parent for path in self.path.parent.parent.glob("*/*/hcom_*.csv")}
-        if not folders:
-            return None
-        newest = max(folders, key=newness)
         return ImplementationAnswers(newest, same_machine=self.same_machine, compositions=self.compositions)
 
     @cached_property

@@ -268,9 +268,12 @@ def _part_cost(layouts: tuple[ModelCall, ModelCall], answers: ImplementationAnsw
         if nearest := answer_call((plain, in_nz), answers, stack):
             load = load and "equal"
             found = nearest[0], replace(nearest[1], other_dtypes=nearest[1].other_dtypes or not load)
+    if call.instead and (found is None or found[1].other_dtypes):
+        instead = _part_cost((call.instead, call.instead), answers, stack)
+        if instead.how != MISSING:
+            return instead
     if found is None:
-        instead = call.instead and _part_cost((call.instead, call.instead), answers, stack)
-        return instead if instead and instead.how != MISSING else replace(part, reason=_reason(call, answers, stack))
+        return replace(part, reason=_reason(call, answers, stack))
     chosen, answer = found
     rates = _rates(chosen, answer)
     return replace(

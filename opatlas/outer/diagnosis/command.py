@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,20 +25,11 @@ from opatlas.show.result import Column, Fields, Part, Result, Table
 from opatlas.show.site.pages import ReportPage
 from opatlas.show.site.rows import columns_of
 
+from . import shown as show
 from .diagnosis import Diagnosis
 from .diagnosis import diagnose as read_diagnosis
 from .kernels import CALL_US, LAUNCHES, ROW, KernelLines, row_lines
 from .peaks import read_peaks
-from .shown import (
-    FIRST,
-    SHAPES,
-    chosen,
-    diagnosis_as_json,
-    diagnosis_parts,
-    kernel_parts,
-    launch_slices,
-    ranked_as_json,
-)
 from .verdicts import verdict_rules
 
 _Place = Annotated[Path, reads(named_folder)]
@@ -106,12 +97,12 @@ def diagnose(
             raise UsageError(
                 f"--trace: {path} has no start times: name a capture that has them; `opatlas model` has steps"
             )
-        write_trace(trace, launch_slices(found))
+        write_trace(trace, show.launch_slices(found))
     problems = list(found.table.problems)
     if row is None and output is None:
-        return Result(list(diagnosis_parts(found)), diagnosis_as_json(found), problems)
-    ranked = chosen(found.ranking, row or 1)
-    parts, content = list(kernel_parts(found, ranked)), ranked_as_json(found, ranked)
+        return Result(list(show.diagnosis_parts(found)), show.diagnosis_as_json(found), problems)
+    ranked = show.chosen(found.ranking, row or 1)
+    parts, content = list(show.kernel_parts(found, ranked)), show.ranked_as_json(found, ranked)
     if output is not None:
         try:
             # Only questions to models need it, and what it is made of may have been deleted.
@@ -178,18 +169,13 @@ def comparison_result(old: Diagnosis, new: Diagnosis, row: int | None) -> Result
         )
         for name, (was, now) in kernels[-1]["counters"].items():
             least = _TELLING * (100 if name.endswith("(%)") else 1)
-            if rank <= FIRST and name.endswith(_RATIOS) and abs(now - was) >= least:
+            if rank <= show.FIRST and name.endswith(_RATIOS) and abs(now - was) >= least:
                 ratios.append((rank, name, was, now))
     content = {"only_old": len(before) - len(both), "only_new": len(after) - len(both), "kernels": kernels}
     problems = [*old.table.problems, *new.table.problems]
     parts: list[Part]
     if row is not None:
-        one = chosen(kernels, row)
-        told = {name: one[name] for name in ("shapes", "old_verdict", "new_verdict")}
-        values = {"Duration(us)": (one["old_us"], one["new_us"]), **one["counters"]}
-        rows = [(name, was, now, now / was if was else None) for name, (was, now) in values.items()]
-        table = Table(("counter", "old", "new", Column("new / old", ratio)), rows)
-        parts = [Fields(told, title=f"{one['rank']} {one['kernel_type']}"), table]
+        parts = [*_changed_parts(show.chosen(kernels, row))]
     else:
         facts = {
             "old": str(old.table.place),
@@ -200,12 +186,20 @@ def comparison_result(old: Diagnosis, new: Diagnosis, row: int | None) -> Result
             "only in new": content["only_new"],
         }
         times = ("old(us)", "new(us)", Column("speed-up", ratio))
-        columns = ("#", "kernel type", SHAPES, *times, "old verdict", "new verdict")
+        columns = ("#", "kernel type", show.SHAPES, *times, "old verdict", "new verdict")
         cells = ("rank", "kernel_type", "shapes", "old_us", "new_us", "speed_up", "old_verdict", "new_verdict")
         shown = [tuple(each[name] for name in cells) for each in kernels]
         parts = [Fields(facts), Table(columns, shown, "largest changes")]
         parts.append(Table(("#", "counter", "old", "new"), ratios, "counters that changed"))
     return Result(parts, content, problems)
+
+
+def _changed_parts(kernel: Mapping[str, Any]) -> Iterator[Part]:
+    told = {name: kernel[name] for name in ("shapes", "old_verdict", "new_verdict")}
+    yield Fields(told, title=f"{kernel['rank']} {kernel['kernel_type']}")
+    values = {"Duration(us)": (kernel["old_us"], kernel["new_us"]), **kernel["counters"]}
+    rows = [(name, was, now, now / was if was else None) for name, (was, now) in values.items()]
+    yield Table(("counter", "old", "new", Column("new / old", ratio)), rows)
 
 
 def _by_kernel(diagnosis: Diagnosis, keys: list[str], counters: list[str]) -> pd.DataFrame:

@@ -20,22 +20,9 @@ from opatlas.row.columns import ACCELERATOR_CORE, BASE, INPUT_DTYPES, INPUT_SHAP
 from opatlas.row.quality import Floats, Positions
 from opatlas.row.slots import EMPTY_WORDS
 
-from .kernels import (
-    BLOCK_DIM,
-    BY,
-    CAPTURED,
-    DEVICE,
-    FILE,
-    LAUNCHES,
-    LINE,
-    QUEUED_US,
-    ROW,
-    START_US,
-    KernelLines,
-    read_kernels,
-)
+from . import kernels as launch_table
 from .peaks import DevicePeaks, known_peaks, roofline_shares
-from .verdicts import L2_HIT_RATE, KernelVerdict, VerdictRule, apply_rules, limit, verdict_rules
+from .verdicts import L2_HIT_RATE, KernelVerdict, VerdictRule, apply_rules, verdict_rules
 
 ROOFLINE = "roofline"
 #: What the cores read from the memory and write into it, by counters of the metric group Memory.
@@ -153,13 +140,13 @@ class Diagnosis:
         kernel_us: the sum of all durations, without collectives.
     """
 
-    def __init__(self, table: KernelLines, peaks: DevicePeaks | None = None) -> None:
+    def __init__(self, table: launch_table.KernelLines, peaks: DevicePeaks | None = None) -> None:
         self.table = table
         self.peaks = (known_peaks(table.device) if peaks is None else peaks).with_cores_of(table.frame)
         self.shares = roofline_shares(table.frame, self.peaks.peak)
         self.verdicts = apply_rules(table, self.peaks, self.shares)
         self.is_kernel = ~self.verdicts.is_collective
-        self.launches: Floats = np.fmax(table.frame[LAUNCHES].to_numpy(np.float64), 1.0)
+        self.launches: Floats = np.fmax(table.frame[launch_table.LAUNCHES].to_numpy(np.float64), 1.0)
         self.duration_us: Floats = table.frame[DURATION].to_numpy(np.float64) * self.launches
         self.lost_us: Floats = self.duration_us * (1 - np.clip(np.nan_to_num(self.shares.share), 0, 1))
         self.kernel_us = float(self.duration_us[self.is_kernel].sum())
@@ -167,7 +154,7 @@ class Diagnosis:
     @property
     def counted(self) -> int:
         """The number of rows, without collectives, whose launches captures count."""
-        return int((self.table.frame[LAUNCHES].notna().to_numpy() & self.is_kernel).sum())
+        return int((self.table.frame[launch_table.LAUNCHES].notna().to_numpy() & self.is_kernel).sum())
 
     @property
     def kernel_launches(self) -> int:
@@ -184,8 +171,8 @@ class Diagnosis:
         """All kernels but collectives, by the time that they lose."""
         kept = np.flatnonzero(self.is_kernel)
         frame = self.table.frame
-        names = [name for name in (TYPE, *BASE[2:], BLOCK_DIM) if name in frame.columns]
-        keys = [frame[name] for name in names] if self.table.is_capture else [frame[ROW]]
+        names = [name for name in (TYPE, *BASE[2:], launch_table.BLOCK_DIM) if name in frame.columns]
+        keys = [frame[name] for name in names] if self.table.is_capture else [frame[launch_table.ROW]]
         of = pd.DataFrame(dict(enumerate([*keys, pd.Series(self.verdicts.first)]))).iloc[kept]
         codes = of.groupby(list(of.columns), sort=False, dropna=False).ngroup().to_numpy()
         by_group = np.argsort(codes, kind="stable")
@@ -206,9 +193,9 @@ class Diagnosis:
             dtypes=str(cell(INPUT_DTYPES, longest)),
             launches=int(self.launches[lines].sum()),
             duration_us=float(us.sum()),
-            captured=bool(cell(CAPTURED, longest)),
-            device=str(cell(DEVICE, longest)),
-            by=str(cell(BY, longest)),
+            captured=bool(cell(launch_table.CAPTURED, longest)),
+            device=str(cell(launch_table.DEVICE, longest)),
+            by=str(cell(launch_table.BY, longest)),
             share=float(us.sum()) / self.kernel_us,
             roofline=float((us * share).sum() / us.sum()) if np.isfinite(share).all() else None,
             lost_us=lost_us,
@@ -260,15 +247,19 @@ class Diagnosis:
     @cached_property
     def sources(self) -> Mapping[str, int]:
         """Where durations are from, as `captured on Ascend910B3`, with the rows of each; the most frequent first."""
-        names = [name for name in (CAPTURED, DEVICE, BY) if name in self.table.frame.columns]
+        names = [
+            name
+            for name in (launch_table.CAPTURED, launch_table.DEVICE, launch_table.BY)
+            if name in self.table.frame.columns
+        ]
         counts = Counter(self.table.frame[self.is_kernel][names].itertuples(index=False, name=None))
         return {origin_text(*each): count for each, count in counts.most_common()}
 
     def place(self, line: int) -> str:
         """Returns where a kernel is from: file and line, or start on the profiler's clock; or the id of a row."""
         if not self.table.is_capture:
-            return str(self.table.cell(ROW, line))
-        file, at = str(self.table.cell(FILE, line)), int(self.table.cell(LINE, line))
+            return str(self.table.cell(launch_table.ROW, line))
+        file, at = str(self.table.cell(launch_table.FILE, line)), int(self.table.cell(launch_table.LINE, line))
         return f"{file}:{at}" if file.lower().endswith(".csv") else f"{file} at {at // 1000}.{at % 1000:03} us"
 
     @cached_property
@@ -284,13 +275,18 @@ class Diagnosis:
         Of captures that were joined the first one has it.
         """
         frame = self.table.frame
-        if START_US not in frame:
+        if launch_table.START_US not in frame:
             return []
-        known = frame[frame[START_US].notna()]
+        known = frame[frame[launch_table.START_US].notna()]
         if self.table.joined:
-            known = known[known[FILE] == frame[FILE].iloc[0]]
-        groups = known.groupby([name for name in (FILE, DEVICE_ID) if name in known], sort=False, dropna=False)
-        return [_timeline(" ".join(map(str, key)), own.sort_values(START_US, kind="stable")) for key, own in groups]
+            known = known[known[launch_table.FILE] == frame[launch_table.FILE].iloc[0]]
+        groups = known.groupby(
+            [name for name in (launch_table.FILE, DEVICE_ID) if name in known], sort=False, dropna=False
+        )
+        return [
+            _timeline(" ".join(map(str, key)), own.sort_values(launch_table.START_US, kind="stable"))
+            for key, own in groups
+        ]
 
     @property
     def idle_us(self) -> float:
@@ -311,20 +307,13 @@ class Diagnosis:
                 lacking[rule] = [name for name in columns if name != QUALITY]
         return lacking
 
-    @property
-    def memory_over_compute(self) -> tuple[int, float]:
-        """The kernels that move longer than they compute, and their share of the time of kernels with ratios."""
-        over = self.verdicts.memory_over_compute > limit(KernelVerdict.MEMORY_BOUND, "mte2_over_compute")
-        known_us = float(self.duration_us[np.isfinite(self.verdicts.busiest_ratio)].sum())
-        return int(over.sum()), float(self.duration_us[over].sum()) / known_us if known_us else 0.0
-
 
 def _timeline(capture: str, launches: pd.DataFrame) -> CapturedTimeline:
     unknown = pd.Series(np.nan, launches.index)
-    duration_us, wait_us, queued_us = (launches.get(name, unknown) for name in (DURATION, WAIT, QUEUED_US))
+    duration_us, wait_us, queued_us = (launches.get(name, unknown) for name in (DURATION, WAIT, launch_table.QUEUED_US))
     # Only waits that the profiler computed tell of rows that are missing.
     wait_us = wait_us if queued_us.isna().all() else unknown
-    start_ns = np.round(launches[START_US].to_numpy(np.float64) * 1000).astype(np.int64)
+    start_ns = np.round(launches[launch_table.START_US].to_numpy(np.float64) * 1000).astype(np.int64)
     times = Timeline(start_ns, *(each.to_numpy(np.float64) for each in (duration_us, wait_us, queued_us)))
     words = launches[STEP].astype(str).str.strip() if STEP in launches else pd.Series("", launches.index)
     words = words.where(~words.str.upper().isin(EMPTY_WORDS), "")
@@ -336,7 +325,7 @@ def _timeline(capture: str, launches: pd.DataFrame) -> CapturedTimeline:
             "type": launches[TYPE],
             "step": np.array(labels, dtype=object)[steps],
             "phase": "all",
-            "start_us": launches[START_US],
+            "start_us": launches[launch_table.START_US],
             "us": duration_us,
             "busy_us": times.busy_us,
             "idle_us": times.idle_us,
@@ -378,4 +367,4 @@ def diagnose(place: Path, peaks: DevicePeaks | None = None) -> Diagnosis:
     Raises:
         OpAtlasError: the path has neither, or none of its files can be read.
     """
-    return Diagnosis(read_kernels(place), peaks)
+    return Diagnosis(launch_table.read_kernels(place), peaks)

@@ -26,16 +26,9 @@ from opatlas.outer.generation.attempts import AttemptLog, LoopTask, RepairLoop
 from opatlas.outer.generation.endpoint import ChatMessage, Endpoint, RecordedAnswers, model_folder
 from opatlas.outer.generation.models_file import LANGUAGE_OF_KIND, KernelLanguage, ModelsFile, read_models
 from opatlas.outer.generation.prompt import error_text
-from opatlas.outer.judging.judgement import ErrorClass, Judgement, Level
+from opatlas.outer.judging.judgement import CLASS_OF_STATUS, ErrorClass, Judgement, Level
 from opatlas.outer.judging.rules import judge_source
-from opatlas.row.columns import (
-    BASE,
-    CACHE_STATE,
-    EXTRA_IN_SIGNATURE,
-    KERNEL_NAMES,
-    MICROBENCH_DEVICE_KERNELS,
-    STAND_IN,
-)
+from opatlas.row import columns as col
 from opatlas.row.record import Measurement
 from opatlas.row.rounds import LEAST_DIFFERENCE, PairVerdict
 from opatlas.row.status import Status
@@ -56,13 +49,6 @@ from .verdicts import is_gpu
 
 #: The deadline of one measurement, in seconds.
 _ROW_S = 300.0
-#: The class of an attempt whose row was not measured, by its status.
-_CLASSES = {
-    Status.CRASHED: ErrorClass.CRASH,
-    Status.TIMEOUT: ErrorClass.TIMEOUT,
-    Status.OOM: ErrorClass.OOM,
-    Status.INVALID: ErrorClass.INTERFACE,
-}
 
 
 #: Code of TBE, and what is said of it.
@@ -203,8 +189,9 @@ class RowBench:
         measured = outcome.measurement
         if measured is None:
             # A library's error has a traceback; a wrong result has none.
-            other = ErrorClass.RUNTIME if outcome.detail else ErrorClass.MISMATCH
-            error_class = _CLASSES.get(outcome.status, other)
+            is_wrong = outcome.status is Status.FAILED and not outcome.detail
+            of_status = CLASS_OF_STATUS.get(outcome.status, ErrorClass.INTERFACE)
+            error_class = ErrorClass.MISMATCH if is_wrong else of_status
             return Judgement(error_class, text=f"{outcome.explanation}\n{outcome.detail}".strip(), notes=notes)
         us, ratios = median(measured.samples_us), measured.ratios
         baseline_us = median(measured.rounds[0].baseline_us if measured.rounds else self.baseline.samples_us)
@@ -229,10 +216,10 @@ class RowBench:
             CAPTURED: False,
             DEVICE: self.name,
             BY: measured.execution.implementation,
-            KERNEL_NAMES: " + ".join(measured.execution.kernel_names),
-            MICROBENCH_DEVICE_KERNELS: float(measured.device_kernels or np.nan),
-            CACHE_STATE: measured.cache_state,
-            STAND_IN: measured.stand_in,
+            col.KERNEL_NAMES: " + ".join(measured.execution.kernel_names),
+            col.MICROBENCH_DEVICE_KERNELS: float(measured.device_kernels or np.nan),
+            col.CACHE_STATE: measured.cache_state,
+            col.STAND_IN: measured.stand_in,
             **{name: float(value) for name, value in measured.counters.items()},
         }
         return Diagnosis(KernelLines(Path(), pd.DataFrame([cells]), self.name))
@@ -276,7 +263,7 @@ def ask(
     code = "" if source is None else _read_source(source)
     language = "" if file is None else str(language_here(file))
     suffix = ".py" if source is None else source.suffix
-    names = (*BASE, *EXTRA_IN_SIGNATURE)
+    names = (*col.BASE, *col.EXTRA_IN_SIGNATURE)
     cells = {name: str(cell) for name in names if (cell := found.table.cell(name, ranked.line)) != ""}
     interface = _interface(kernel_type, cells, output)
     prompt = prompt_text(
@@ -378,16 +365,13 @@ def improve(
                 problems.append(f"{model}: {error}")
             for attempt in loop.attempts:
                 judged = attempt.judgement
-                own = asdict(judged) | {"model": model, "attempt": attempt.number, "candidate": attempt.candidate}
-                of_us, speed_up, reached = judged.duration_us, None, None
-                if of_us and judged.baseline_us:
-                    # Baselines are timed in turn with each candidate.
-                    speed_up = judged.baseline_us / of_us
-                    reached = share * speed_up
+                # Baselines are timed in turn with each candidate.
+                reached = share * judged.speed_up if judged.speed_up else None
+                times = judged.baseline_us, judged.duration_us, judged.speed_up, reached
                 result = "faster" if judged.passed else judged.name
-                times = judged.baseline_us, of_us, speed_up, reached
                 rows.append((model, attempt.number, result, *times, attempt.candidate or None))
-                told.append(own | {"speed_up": speed_up})
+                own = {"model": model, "attempt": attempt.number, "candidate": attempt.candidate}
+                told.append({**asdict(judged), **own, "speed_up": judged.speed_up})
             if loop.attempts and loop.attempts[-1].passed and loop.last_candidate is not None:
                 write_text(
                     _kernels_folder(output, kernel_type) / f"{model_folder(model)}.py",

@@ -18,41 +18,15 @@ import numpy as np
 import pandas as pd
 
 from opatlas.ask.query.answering_rows import AnsweringRows
+from opatlas.capture import capture_reader as reader
 from opatlas.capture.ascend_database import LAUNCHED
 from opatlas.capture.capture_discovery import find_captures, kind_of_capture, op_summaries
-from opatlas.capture.capture_reader import DEVICE as DEVICE_ID
-from opatlas.capture.capture_reader import (
-    DURATION,
-    NAME,
-    START,
-    STEP,
-    STREAM,
-    TYPE,
-    WAIT,
-    CaptureHeader,
-    Chunk,
-    column_of,
-    read_capture_header,
-    read_chunks,
-)
 from opatlas.capture.single_launches import Launches, Timeline, nanoseconds, read_launches
 from opatlas.data.database import Database, expect_tables
 from opatlas.data.origin import Provenance
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.progress import progress, track
-from opatlas.row.columns import (
-    BASE,
-    CACHE_STATE,
-    EXTRA_IN_SIGNATURE,
-    IMPLEMENTATION,
-    KERNEL_NAMES,
-    MICROBENCH_DEVICE_KERNELS,
-    OWN,
-    PROFILING_DURATIONS,
-    QUALITY,
-    SPAN,
-    STAND_IN,
-)
+from opatlas.row import columns as col
 from opatlas.row.quality import LONGEST_US
 from opatlas.row.slots import strip_quotes
 from opatlas.text import pluralize
@@ -67,15 +41,17 @@ START_US, QUEUED_US = "Start(us)", "Queued(us)"
 #: The duration of all kernels of a call, whose work is that of the row.
 CALL_US = "Call(us)"
 #: Columns of numbers and of text that no row has.
-_NUMBERS, _TEXTS = (WAIT, BLOCK_DIM, MIX_BLOCK_DIM), (NAME, START, LAUNCHED, STEP, STREAM, DEVICE_ID)
+_NUMBERS = (reader.WAIT, BLOCK_DIM, MIX_BLOCK_DIM)
+_TEXTS = (reader.NAME, reader.START, LAUNCHED, reader.STEP, reader.STREAM, reader.DEVICE)
 #: Columns of numbers that are no counters.
-_NO_COUNTERS = {DURATION, LAUNCHES, LINE, *_NUMBERS, START_US, QUEUED_US, CALL_US, MICROBENCH_DEVICE_KERNELS, SPAN}
+_NO_COUNTERS = {reader.DURATION, LAUNCHES, LINE, *_NUMBERS, START_US, QUEUED_US, CALL_US}
+_NO_COUNTERS |= {col.MICROBENCH_DEVICE_KERNELS, col.SPAN}
 _PROFILED, _REPLAYED = "Profiling Average ", "MicroBench "
 #: A time of several centuries, whose differences are int64.
 _MOST_NS = 1 << 62
-_NO_COUNTERS_OF_ROWS = {*OWN, *PROFILING_DURATIONS}
+_NO_COUNTERS_OF_ROWS = {*col.OWN, *col.PROFILING_DURATIONS}
 #: Cells of text of a database that rules and prompts read.
-_ROW_CELLS = (*BASE, *EXTRA_IN_SIGNATURE, CACHE_STATE, QUALITY, STAND_IN, KERNEL_NAMES)
+_ROW_CELLS = (*col.BASE, *col.EXTRA_IN_SIGNATURE, col.CACHE_STATE, col.QUALITY, col.STAND_IN, col.KERNEL_NAMES)
 
 
 @dataclass(frozen=True)
@@ -159,10 +135,10 @@ def _read_captures(place: Path) -> KernelLines:
     for path in paths:
         try:
             if kind_of_capture(path).launches is read_launches:
-                header = read_capture_header(path)
+                header = reader.read_capture_header(path)
                 frame = _capture_frame(path, header, problems)
                 frame.attrs["counters"] = frozenset(header.counters)
-                named = {**header.text, DURATION: header.duration, **_columns(header, _NUMBERS)}
+                named = {**header.text, reader.DURATION: header.duration, **_columns(header, _NUMBERS)}
                 source_names |= {own: name for own, name in named.items() if own != name}
             else:
                 read = kind_of_capture(path).launches(path)
@@ -199,7 +175,7 @@ def _joined(frames: Sequence[pd.DataFrame]) -> tuple[pd.DataFrame, str]:
     first, *others = (pd.concat(each, ignore_index=True) for each in by_counters.values())
     if not others:
         return first, ""
-    names = [name for name in (TYPE, *BASE[1:]) if all(name in each.columns for each in (first, *others))]
+    names = [name for name in (reader.TYPE, *col.BASE[1:]) if all(name in each.columns for each in (first, *others))]
     own = len(first)
     joined = _by_launch(first, names)
     for each in others:
@@ -219,26 +195,26 @@ def _by_launch(frame: pd.DataFrame, names: list[str]) -> pd.DataFrame:
     return numbered
 
 
-def _columns(header: CaptureHeader, names: Sequence[str]) -> dict[str, str]:
+def _columns(header: reader.CaptureHeader, names: Sequence[str]) -> dict[str, str]:
     """Returns the columns of a file by our names."""
-    return {name: found for name in names if (found := column_of(header.names, name))}
+    return {name: found for name in names if (found := reader.column_of(header.names, name))}
 
 
-def _capture_frame(path: Path, header: CaptureHeader, problems: list[str]) -> pd.DataFrame:
+def _capture_frame(path: Path, header: reader.CaptureHeader, problems: list[str]) -> pd.DataFrame:
     """Returns the launches that have a duration; `problems` receives sentences about the other lines."""
     numbers, texts = _columns(header, _NUMBERS), _columns(header, _TEXTS)
     wider = replace(header, text={**header.text, **texts}, counters=(*header.counters, *numbers.values()))
     own_names = {name: own for own, name in numbers.items()}
     parts = []
     with progress("diagnose, MB", path.stat().st_size / 1e6) as advance:
-        for chunk in read_chunks(path, wider):
+        for chunk in reader.read_chunks(path, wider):
             parts.append(_launches(path, header, chunk, own_names, problems))
             advance(chunk.size_bytes / 1e6)
-    frame: pd.DataFrame = pd.DataFrame(columns=[TYPE, DURATION, LINE, *BASE])
+    frame: pd.DataFrame = pd.DataFrame(columns=[reader.TYPE, reader.DURATION, LINE, *col.BASE])
     if parts:
         frame = pd.concat(parts, ignore_index=True)
-    if len(frame) and START in texts:
-        start_ns = frame.pop(START).map(_time)
+    if len(frame) and reader.START in texts:
+        start_ns = frame.pop(reader.START).map(_time)
         launched_ns = frame.pop(LAUNCHED).map(_time) if LAUNCHED in frame else pd.Series(0, frame.index)
         frame[START_US] = ((start_ns - start_ns[start_ns > 0].min()) / 1e3).where(start_ns > 0)
         if path.suffix.lower() != ".csv":
@@ -256,47 +232,47 @@ def _launch_frame(path: Path, read: Launches, problems: list[str]) -> pd.DataFra
     frame: pd.DataFrame = pd.DataFrame(
         [
             {
-                **dict.fromkeys((*BASE, *EXTRA_IN_SIGNATURE), ""),
+                **dict.fromkeys((*col.BASE, *col.EXTRA_IN_SIGNATURE), ""),
                 **launch.cells,
-                TYPE: launch.kernel_type,
-                NAME: launch.name,
-                STEP: launch.step,
-                STREAM: launch.stream,
-                DEVICE_ID: launch.device,
+                reader.TYPE: launch.kernel_type,
+                reader.NAME: launch.name,
+                reader.STEP: launch.step,
+                reader.STREAM: launch.stream,
+                reader.DEVICE: launch.device,
                 LINE: launch.start_ns,
-                DURATION: launch.duration_us,
+                reader.DURATION: launch.duration_us,
                 CALL_US: launch.duration_us if launch.call_us is None else launch.call_us,
                 START_US: (launch.start_ns - timed[0].start_ns) / 1e3,
                 QUEUED_US: launch.queued_us,
-                WAIT: np.nan,
+                reader.WAIT: np.nan,
             }
             for launch in timed
         ]
     )
-    for _, own in frame.astype({QUEUED_US: np.float64}).groupby(DEVICE_ID) if len(frame) else ():
-        start_ns, duration_us, queued_us = (own[name].to_numpy() for name in (LINE, DURATION, QUEUED_US))
+    for _, own in frame.astype({QUEUED_US: np.float64}).groupby(reader.DEVICE) if len(frame) else ():
+        start_ns, duration_us, queued_us = (own[name].to_numpy() for name in (LINE, reader.DURATION, QUEUED_US))
         times = Timeline(start_ns, duration_us, queued_us=queued_us)
         if times.launch_bound is not None:
-            frame.loc[own.index, WAIT] = np.where(times.launch_bound, times.idle_us, 0.0)
+            frame.loc[own.index, reader.WAIT] = np.where(times.launch_bound, times.idle_us, 0.0)
     return frame
 
 
 def _launches(
-    path: Path, header: CaptureHeader, chunk: Chunk, own_names: Mapping[str, str], problems: list[str]
+    path: Path, header: reader.CaptureHeader, chunk: reader.Chunk, own_names: Mapping[str, str], problems: list[str]
 ) -> pd.DataFrame:
     columns: dict[str, Any] = {}
     for name, array in chunk.text.items():
         words = [strip_quotes(word or "") for word in array.dictionary.to_pylist()]
         codes = array.indices.fill_null(len(words)).to_numpy()
         columns[name] = np.array([*words, ""], dtype=object)[codes]
-    columns[DURATION] = chunk.duration_us
+    columns[reader.DURATION] = chunk.duration_us
     columns |= {own_names.get(name, name): values for name, values in chunk.counters.items()}
     columns[LINE] = chunk.first_line + np.arange(chunk.rows)
     if chunk.malformed:
         columns[LINE] = [chunk.line_of(row) for row in range(chunk.rows)]
     part = pd.DataFrame(columns)
     # A blank line is a row with empty cells.
-    there = (part[TYPE] != "").to_numpy()
+    there = (part[reader.TYPE] != "").to_numpy()
     timed = (chunk.duration_us > 0) & (chunk.duration_us <= LONGEST_US)
     if len(without := np.flatnonzero(there & ~timed)):
         problems.append(
@@ -355,11 +331,11 @@ def row_lines(kernel_types: Iterable[AnsweringRows]) -> pd.DataFrame:
 def _row_lines(rows: AnsweringRows) -> pd.DataFrame:
     """Returns the rows of a kernel type as lines; counters are of the replay or of the captures, as the duration is."""
     table, captured, at = rows.table, rows.captured, rows.positions
-    columns: dict[str, Any] = {TYPE: rows.kernel_type, ROW: [rows.case_id(i) for i in range(len(rows))]}
+    columns: dict[str, Any] = {reader.TYPE: rows.kernel_type, ROW: [rows.case_id(i) for i in range(len(rows))]}
     columns |= {name: rows.cells(name) for name in _ROW_CELLS if name in table.columns}
-    columns |= {DURATION: rows.duration_us, LAUNCHES: table.captured.samples[at]}
-    columns |= {CAPTURED: captured, DEVICE: rows.devices, BY: np.where(captured, "", rows.cells(IMPLEMENTATION))}
-    numbers = (MICROBENCH_DEVICE_KERNELS, SPAN)
+    columns |= {reader.DURATION: rows.duration_us, LAUNCHES: table.captured.samples[at]}
+    columns |= {CAPTURED: captured, DEVICE: rows.devices, BY: np.where(captured, "", rows.cells(col.IMPLEMENTATION))}
+    numbers = (col.MICROBENCH_DEVICE_KERNELS, col.SPAN)
     columns |= {name: table.numbers(name)[at] for name in numbers if name in table.columns}
     for prefix, here in ((_PROFILED, captured), (_REPLAYED, ~captured)):
         for name in table.columns if here.any() else ():

@@ -13,13 +13,7 @@ import pandas as pd
 from opatlas.ask.query.features import kernel_work
 from opatlas.capture.capture_reader import DURATION, TYPE
 from opatlas.errors import OpAtlasError, UsageError
-from opatlas.row.columns import (
-    ACCELERATOR_CORE,
-    CACHE_STATE,
-    EXTRA_IN_SIGNATURE,
-    INPUT_SLOTS,
-    OUTPUT_SLOTS,
-)
+from opatlas.row import columns as col
 from opatlas.row.quality import Floats, Mask
 from opatlas.row.roofline import PEAKS, Peak, device_peak
 from opatlas.row.slots import known_dtype
@@ -31,7 +25,7 @@ from .kernels import BLOCK_DIM, CALL_US, MIX_BLOCK_DIM
 _Rate = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 _Cores = Annotated[int, msgspec.Meta(gt=0)]
 #: Columns that the work of a kernel depends on.
-_WORK_COLUMNS = (*INPUT_SLOTS, *OUTPUT_SLOTS, *EXTRA_IN_SIGNATURE)
+_WORK_COLUMNS = (*col.INPUT_SLOTS, *col.OUTPUT_SLOTS, *col.EXTRA_IN_SIGNATURE)
 #: No Ascend device has more cores: a larger Block Dim is a number of blocks that wait for cores.
 _MOST_CUBE_CORES, _MOST_VECTOR_CORES = 32, 64
 
@@ -74,11 +68,13 @@ class DevicePeaks:
 
         Chips with both have two vector cores for each cube core (AKG, docs of hardware).
         """
-        if self.cube_cores or self.vector_cores or not {BLOCK_DIM, ACCELERATOR_CORE} <= {*frame.columns}:
+        if self.cube_cores or self.vector_cores or not {BLOCK_DIM, col.ACCELERATOR_CORE} <= {*frame.columns}:
             return self
 
         def most(column: str, cores: tuple[str, ...], at_most: int) -> int:
-            blocks = frame[column][frame[ACCELERATOR_CORE].isin(cores)] if column in frame else pd.Series(dtype=float)
+            blocks = (
+                frame[column][frame[col.ACCELERATOR_CORE].isin(cores)] if column in frame else pd.Series(dtype=float)
+            )
             return int(np.nan_to_num(blocks[(blocks <= at_most) & (blocks > 0)].max()))
 
         cube = most(BLOCK_DIM, ("AI_CORE", "MIX_AIC"), _MOST_CUBE_CORES)
@@ -172,8 +168,8 @@ def roofline_shares(frame: pd.DataFrame, peak: Peak) -> RooflineShares:
     duration_us = frame[CALL_US if CALL_US in frame.columns else DURATION].to_numpy(np.float64)
     gbps = moved / duration_us / 1e3
     memory = gbps / (peak.bandwidth_gbps or np.nan)
-    if CACHE_STATE in frame.columns:
-        memory = np.where(frame[CACHE_STATE].to_numpy() == "warm", np.nan, memory)
+    if col.CACHE_STATE in frame.columns:
+        memory = np.where(frame[col.CACHE_STATE].to_numpy() == "warm", np.nan, memory)
     arithmetic = np.where(least_us > 0, least_us / duration_us, np.nan)
     by_arithmetic = np.nan_to_num(arithmetic, nan=-1) >= np.nan_to_num(memory, nan=-0.5)
     return RooflineShares(np.fmax(memory, arithmetic), by_arithmetic, gbps)

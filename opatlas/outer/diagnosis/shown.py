@@ -88,13 +88,11 @@ def _facts(found: Diagnosis) -> Iterator[Fields]:
         },
         title=str(table.place),
     )
-    over, over_share = found.memory_over_compute
     waits = f"waits > {limit(KernelVerdict.HOST_BOUND, 'us'):g} us"
     long_waits = (int(verdicts.long_waits.sum()), f"{percent(verdicts.wait_share)} of the time")
     facts = {
         "joined": table.joined or None,
         "left out": table.left_out or None,
-        "mte2 > max(vec, mac)": (over or None, f"{percent(over_share)} of the time"),
         waits: None if math.isnan(verdicts.wait_share) else long_waits,
     }
     yield Fields(facts, "counters and waits", detail=True)
@@ -247,7 +245,6 @@ def _finding(finding: KernelFinding, device: str, *, detail: bool) -> Fields:
 def diagnosis_as_json(found: Diagnosis) -> dict[str, Any]:
     """Returns facts, verdicts, rules without counters, and the whole ranking."""
     table, peaks, verdicts = found.table, found.peaks, found.verdicts
-    over, share = found.memory_over_compute
     return {
         "place": str(table.place),
         "kind": "capture" if table.is_capture else "database",
@@ -269,18 +266,12 @@ def diagnosis_as_json(found: Diagnosis) -> dict[str, Any]:
             "vector_cores": peaks.vector_cores,
             "origin_of_cores": peaks.origin_of_cores,
         },
-        "mte2_over_compute": {"kernels": over, "share_of_time": share},
         "waits": {"long": int(verdicts.long_waits.sum()), "share": verdicts.wait_share},
         "verdicts": {
             verdict: {"kernels": count, "duration_us": found.us_of(verdict)} for verdict, count in found.counts.items()
         },
         "untested": [
-            {
-                "verdict": rule.verdict,
-                "metric_group": rule.counters,
-                "counters": lacking,
-                "public_capture": rule.published,
-            }
+            {"verdict": rule.verdict, "metric_group": rule.counters, "counters": lacking}
             for rule, lacking in found.untested().items()
         ],
         "timelines": [timeline_as_json(found, each) for each in found.timelines],

@@ -16,16 +16,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from opatlas.capture.capture_reader import DURATION, TYPE, WAIT
-from opatlas.row.columns import (
-    ACCELERATOR_CORE,
-    INPUT_SHAPES,
-    KERNEL_NAMES,
-    MICROBENCH_DEVICE_KERNELS,
-    OUTPUT_SHAPES,
-    QUALITY,
-    SPAN,
-    STAND_IN,
-)
+from opatlas.row import columns as col
 from opatlas.row.communication import is_communication
 from opatlas.row.quality import Floats, Mask, Quality, is_composition
 from opatlas.text import Word
@@ -96,7 +87,6 @@ class VerdictRule(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=T
         source: the tool, file or document that the rule comes from.
         advice: what to do.
         counters: metric group of the profiler that has the columns; "" if every capture has them.
-        published: whether a public capture has values of the metric group.
         kernel_types: patterns of the kernel types that the rule is about; none for all.
     """
 
@@ -108,7 +98,6 @@ class VerdictRule(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=T
     source: str
     advice: Advice
     counters: str = ""
-    published: bool = True
     kernel_types: tuple[str, ...] = ()
 
 
@@ -172,31 +161,23 @@ class Verdicts:
         holds: for each verdict the kernels of which it holds.
         first: for each kernel the verdict to act on; "" for none.
         is_collective: kernels that communicate, of which no verdict holds.
-        busiest: the pipe with the highest ratio; "" where no ratio is known.
-        busiest_ratio: its ratio; NaN where none is known.
-        memory_over_compute: mte2 / max(vec, mac); NaN where no ratio is known, or both are 0.
         l2_hit_rate: hits / (hits + misses); NaN where the counters are missing.
         long_waits: launches, collectives included, that start late after the one before.
         wait_share: waits / (waits + durations) of all launches; NaN for a database, or a capture without waits.
-        clock_drop: mean of (rated - current) / rated clock; NaN if the clocks are not known.
     """
 
     holds: Mapping[KernelVerdict, Mask]
     first: Texts
     is_collective: Mask
-    busiest: Texts
-    busiest_ratio: Floats
-    memory_over_compute: Floats
     l2_hit_rate: Floats
     long_waits: Mask
     wait_share: float
-    clock_drop: float
 
 
 def apply_rules(table: KernelLines, peaks: DevicePeaks, shares: RooflineShares) -> Verdicts:
     """Returns the verdicts on all kernels of a table."""
     frame, of = table.frame, KernelVerdict
-    core = _cells(frame, ACCELERATOR_CORE)
+    core = _cells(frame, col.ACCELERATOR_CORE)
     duration_us = frame[DURATION].to_numpy(np.float64)
     collective = np.isin(core, _COLLECTIVES) | frame[TYPE].map(is_communication).to_numpy(bool)
     # A database of another device than an NPU has cells of Accelerator Core, too, but no counters.
@@ -216,13 +197,13 @@ def apply_rules(table: KernelLines, peaks: DevicePeaks, shares: RooflineShares) 
     often = us[is_layout].sum() > limit(of.DATA_LAYOUT, "share") * us[~collective].sum()
     hit_rate, clock_drop = _l2_hit_rate(frame), _clock_drop(frame)
     wait_share, long_waits = _waits(frame)
-    kernels, span_us = (_highest(frame, (name,)) for name in (MICROBENCH_DEVICE_KERNELS, SPAN))
+    kernels, span_us = (_highest(frame, (name,)) for name in (col.MICROBENCH_DEVICE_KERNELS, col.SPAN))
     late = (kernels > 1) & (span_us > limit(of.HOST_BOUND, "span_over_sum") * duration_us)
     found = {verdict: bound & (of_pipe == verdict) for verdict in dict.fromkeys(PIPES.values())} | {
         of.ABOVE_ROOF: shares.share > above,
         of.AICPU: (core == "AI_CPU") & (duration_us >= limit(of.AICPU, "us")) & table.is_capture,
         of.SEVERAL_KERNELS: _several_kernels(frame, kernels) & (not table.is_capture),
-        of.CLOCK: (_cells(frame, QUALITY) == Quality.THROTTLED.value) | (clock_drop >= limit(of.CLOCK, "share")),
+        of.CLOCK: (_cells(frame, col.QUALITY) == Quality.THROTTLED.value) | (clock_drop >= limit(of.CLOCK, "share")),
         of.AT_ROOF: (shares.share > at_roof) & (shares.share <= above),
         of.NOT_ENOUGH_WORK: _not_enough_work(frame, core, peaks) & on_core,
         of.BANK_CONFLICT: _highest(frame, _BANK_CONFLICTS) > limit(of.BANK_CONFLICT, "ratio"),
@@ -242,9 +223,7 @@ def apply_rules(table: KernelLines, peaks: DevicePeaks, shares: RooflineShares) 
     first = np.full(len(frame), "", dtype=object)
     for verdict in reversed(list(verdict_rules())):
         first[holds[verdict] & decides.get(verdict, True)] = verdict
-    compute = _highest(frame, ("aiv_vec_ratio", "aic_mac_ratio"))
-    over = _divided(_highest(frame, ("aic_mte2_ratio", "aiv_mte2_ratio")), compute)
-    return Verdicts(holds, first, collective, busiest, ratio, over, hit_rate, long_waits, wait_share, clock_drop)
+    return Verdicts(holds, first, collective, hit_rate, long_waits, wait_share)
 
 
 def _is_of(kernel_types: pd.Series, patterns: tuple[str, ...]) -> Mask:
@@ -255,7 +234,7 @@ def _is_of(kernel_types: pd.Series, patterns: tuple[str, ...]) -> Mask:
 
 def _on_numbers(frame: pd.DataFrame) -> Mask:
     """Returns whether all tensors of each kernel have one element."""
-    cells = _cells(frame, INPUT_SHAPES) + ";" + _cells(frame, OUTPUT_SHAPES)
+    cells = _cells(frame, col.INPUT_SHAPES) + ";" + _cells(frame, col.OUTPUT_SHAPES)
     numbers = {cell: cell.strip(";") != "" and not set(re.findall(r"\d+", cell)) - {"1"} for cell in set(cells)}
     return np.array([numbers[cell] for cell in cells], dtype=bool)
 
@@ -309,8 +288,10 @@ def _several_kernels(frame: pd.DataFrame, kernels: Floats) -> Mask:
 
     Fills, copies and a library's own parts of a kernel do not count.
     """
-    parts = np.array([sum(map(_is_part, cell.split(" + "))) for cell in _cells(frame, KERNEL_NAMES)], dtype=np.float64)
-    judged = zip(_cells(frame, QUALITY), _cells(frame, STAND_IN), strict=True)
+    parts = np.array(
+        [sum(map(_is_part, cell.split(" + "))) for cell in _cells(frame, col.KERNEL_NAMES)], dtype=np.float64
+    )
+    judged = zip(_cells(frame, col.QUALITY), _cells(frame, col.STAND_IN), strict=True)
     is_judged = np.array([is_composition(*each) for each in judged], dtype=bool)
     return is_judged | (kernels - parts > limit(KernelVerdict.SEVERAL_KERNELS, "kernels"))
 
@@ -320,6 +301,7 @@ def _is_part(name: str) -> bool:
 
 
 def _clock_drop(frame: pd.DataFrame) -> float:
+    """Returns the mean of (rated - current) / rated clock; NaN if the clocks are not known."""
     current, rated = (_highest(frame, (name,)) for name in _CLOCKS)
     drops = _divided(rated - current, rated)
     return float(np.nanmean(drops)) if np.isfinite(drops).any() else float("nan")

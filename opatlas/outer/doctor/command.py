@@ -48,7 +48,7 @@ _VARIABLES = (
 #: Words in the names of variables that may hold a password: the report has no values of such variables.
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASS", "PWD", "AUTH", "CREDENTIAL")
 _SECRET_VALUE = "(left out)"
-#: A probe that takes longer is named on stderr while it runs.
+#: A stage that takes longer is named on stderr while it runs.
 _TOLD_AFTER_S = 5.0
 #: A larger file, such as the raw data of a profile, is left out of the report.
 _MOST_BYTES = 32 << 20
@@ -59,7 +59,7 @@ _ALWAYS = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "PYTHONFAULTHANDLER": "1"}
 
 
 def doctor(*, device: str = "", report: Path | None = None) -> Result:
-    """Examines what this machine offers for measuring: each step passes, fails, warns or is skipped.
+    """Examines what this machine offers for measuring: each stage passes, fails, warns or is skipped.
 
     Exit status: 0 everything that the device needs passes; 1 something that it needs fails, or the report cannot be
     written; 2 wrong usage.
@@ -69,7 +69,7 @@ def doctor(*, device: str = "", report: Path | None = None) -> Result:
         report: write all findings into a zip file to send to us.
     """
     if report is not None and not report.is_file():
-        # Before the steps, which take minutes.
+        # Before the stages, which take minutes.
         write_atomically(report, lambda temporary: None)
     signs = stages.signs_of_ascend()
     with TemporaryFolder("doctor-files") as files:
@@ -77,7 +77,7 @@ def doctor(*, device: str = "", report: Path | None = None) -> Result:
         counts = Counter(verdict.state for verdict in verdicts.values())
         parts: list[Part] = [
             Table(
-                ("step", "status", "found", "remedy"),
+                ("stage", "status", "found", "remedy"),
                 [(name, each.state, each.detail, each.remedy) for name, each in verdicts.items()],
             ),
             Fields({"device": kind or "not known", "signs of an NPU": ", ".join(signs) or "none"}),
@@ -96,7 +96,7 @@ def doctor(*, device: str = "", report: Path | None = None) -> Result:
                 for name, value in sorted(os.environ.items())
                 if name.startswith(_VARIABLES)
             },
-            "probes": [{"name": name, **asdict(verdict)} for name, verdict in verdicts.items()],
+            "stages": [{"name": name, **asdict(verdict)} for name, verdict in verdicts.items()],
         }
         if report is not None:
             parts.append(_write(report, files, found))
@@ -106,7 +106,7 @@ def doctor(*, device: str = "", report: Path | None = None) -> Result:
 def _examine(target: Target, signs: Sequence[str]) -> tuple[str, dict[str, Verdict]]:
     """Runs the stages; those of an NPU where there is a sign of one. Returns the kind of the device, too."""
     verdicts: dict[str, Verdict] = {}
-    for name, stage in track(list(STAGES.items()), "doctor, steps"):
+    for name, stage in track(list(STAGES.items()), "doctor, stages"):
         has_npu = bool(target.kind) and kind_named(target.kind).is_native
         if stage.of_npu and not signs and not has_npu:
             continue
@@ -174,12 +174,12 @@ def main(module: str, name: str, target: str, verdict_file: str) -> None:
 
 
 def _write(path: Path, files: Path, found: Mapping[str, Any]) -> Fields:
-    """Writes the findings, and the files that probes left, as a zip file. Raises OpAtlasError.
+    """Writes the findings, and the files that stages left, as a zip file. Raises OpAtlasError.
 
     Returns what it holds, so that the sender can look through it.
     """
     left = [each for each in sorted(files.rglob("*")) if each.is_file() and not each.is_symlink()]
-    contents = {f"probes/{each.relative_to(files)}": each for each in left if each.stat().st_size <= _MOST_BYTES}
+    contents = {f"stages/{each.relative_to(files)}": each for each in left if each.stat().st_size <= _MOST_BYTES}
 
     def write(temporary: str) -> None:
         with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as report:
@@ -191,7 +191,7 @@ def _write(path: Path, files: Path, found: Mapping[str, Any]) -> Fields:
     return Fields(
         {
             "host": found["host"],
-            "findings": "the steps above with paths, serial numbers and what each printed; all Python packages",
+            "findings": "the stages above with paths, serial numbers and what each printed; all Python packages",
             "variables, those of secrets without values": ", ".join(found["environment"]),
             "files": ", ".join(["doctor.json", *contents]),
         },

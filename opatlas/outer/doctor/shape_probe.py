@@ -24,16 +24,7 @@ from cyclopts import Parameter
 from opatlas.data.database import Database
 from opatlas.data.fold import add_rows
 from opatlas.errors import OpAtlasError
-from opatlas.row.columns import (
-    BASE,
-    EP_SIZE,
-    INPUT_DTYPES,
-    INPUT_FORMATS,
-    INPUT_SHAPES,
-    OUTPUT_DTYPES,
-    OUTPUT_FORMATS,
-    OUTPUT_SHAPES,
-)
+from opatlas.row import columns as col
 from opatlas.row.location import default_path
 from opatlas.row.versions import detect
 from opatlas.run.devices.device import available_devices, database_name
@@ -102,14 +93,14 @@ def row_cells(shape: MoeShape, kernel: MoeKernel, weight_format: str) -> dict[st
         return f"{experts},{width // columns},{height // rows},{rows},{columns}"
 
     return {
-        **dict.fromkeys(BASE, ""),
-        INPUT_SHAPES: f"{m},{h};{weight(h, n)};{weight(n // 2, h)};{m},{k};{experts},{n};{experts},{h};{m},{k}",
-        INPUT_DTYPES: f"DT_BF16;{kernel.weights};{kernel.weights};INT32;FLOAT;FLOAT;FLOAT",
-        INPUT_FORMATS: f"ND;{weight_format};{weight_format};ND;ND;ND;ND",
-        OUTPUT_SHAPES: f"{m},{h};{experts}",
-        OUTPUT_DTYPES: "DT_BF16;INT32",
-        OUTPUT_FORMATS: "ND;ND",
-        EP_SIZE: str(kernel.ep_size),
+        **dict.fromkeys(col.BASE, ""),
+        col.INPUT_SHAPES: f"{m},{h};{weight(h, n)};{weight(n // 2, h)};{m},{k};{experts},{n};{experts},{h};{m},{k}",
+        col.INPUT_DTYPES: f"DT_BF16;{kernel.weights};{kernel.weights};INT32;FLOAT;FLOAT;FLOAT",
+        col.INPUT_FORMATS: f"ND;{weight_format};{weight_format};ND;ND;ND;ND",
+        col.OUTPUT_SHAPES: f"{m},{h};{experts}",
+        col.OUTPUT_DTYPES: "DT_BF16;INT32",
+        col.OUTPUT_FORMATS: "ND;ND",
+        col.EP_SIZE: str(kernel.ep_size),
     }
 
 

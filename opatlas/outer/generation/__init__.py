@@ -5,9 +5,9 @@ models_file.py     the file of models: endpoints, prices, language, limits; pric
 prompt.py          the messages for a task and a repair (prompts.yaml has the sentences); the code in an answer (L0)
 attempts.py        the loop of attempts, and their file
 session_models.py  `--models`: the loop in place of a row's only run
-experiment.py      what models achieved at tasks: outcomes; pass rates with intervals, costs, errors, speed-ups
-selection.py       ways to choose a model by that, also as a route
-score_command.py   `opatlas score`, of a suite, too
+experiment.py      what models achieved at tasks: pass rates with intervals, costs, speed-ups; ways to choose a model by
+                   that, also as a route
+score_command.py   `opatlas score`, of a suite, too; error classes
 """
 
 from opatlas.installation import Command

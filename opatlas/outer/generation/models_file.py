@@ -111,7 +111,7 @@ class ModelsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         cost_limit: no request is sent once the recorded attempts cost as many dollars; None: no limit.
         answers: the folder of recorded answers; "": the one beside the attempts.
         route: the model that is asked about a task, by the complexity of the task, or the folder of attempts that tell
-            it (selection.py); "": each model is asked about each task.
+            it (experiment.py); "": each model is asked about each task.
     """
 
     models: dict[str, NamedModel]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,27 +18,18 @@ from opatlas.formats import percent, ratio
 from opatlas.outer.judging.judgement import ErrorClass
 from opatlas.row.location import default_database_of
 from opatlas.show.result import Column, Fields, Part, Result, Table
-from opatlas.text import suggest
+from opatlas.text import Word, suggest
 
-from .experiment import (
-    ErrorGroup,
-    Experiment,
-    Figures,
-    error_group,
-    error_shares,
-    figures,
-    figures_by,
-    read_experiment,
-)
-from .selection import Selector, Strategy, strategy_results
+from . import experiment as achieved
+from .attempts import ModelAttempt
 
 _ALL, _OF_ALL = "all", ("group", "complexity", "model")
 _STRATEGIES = {
-    Strategy.BEST: "one model",
-    Strategy.CHEAPEST: "cheapest",
-    Strategy.TABLE: "by complexity",
-    Strategy.ORACLE: "oracle",
-    Strategy.ROUTE: "routed: C as it ran",
+    achieved.Strategy.BEST: "one model",
+    achieved.Strategy.CHEAPEST: "cheapest",
+    achieved.Strategy.TABLE: "by complexity",
+    achieved.Strategy.ORACLE: "oracle",
+    achieved.Strategy.ROUTE: "routed: C as it ran",
 }
 
 
@@ -94,7 +86,7 @@ def score(*paths: Annotated[Path, Parameter(name="PATH")], baseline: str = "") -
         if len(paths) > 1 or baseline:
             raise UsageError(f"{', '.join(map(str, paths))}: give the database of a suite alone, without --baseline")
         return _suite_result(paths[0])
-    experiment = read_experiment(paths)
+    experiment = achieved.read_experiment(paths)
     report = make_report(experiment, baseline)
     return Result(list(_parts(experiment, report)), json=report_as_json(experiment, report))
 
@@ -144,10 +136,10 @@ def _is_of_suite(path: Path) -> bool:
 #: The tables of an experiment: task_sets and complexities (figures of each model), classes and groups (shares of
 #: errors, the latter of the failed attempts and tasks), speed_ups, selection (the model to choose for each complexity),
 #: strategies.
-ExperimentReport = Mapping[str, Sequence[Figures]]
+ExperimentReport = Mapping[str, Sequence[achieved.Figures]]
 
 
-def make_report(experiment: Experiment, baseline: str = "") -> ExperimentReport:
+def make_report(experiment: achieved.Experiment, baseline: str = "") -> ExperimentReport:
     """Computes all tables.
 
     Args:
@@ -162,17 +154,20 @@ def make_report(experiment: Experiment, baseline: str = "") -> ExperimentReport:
             f"{', '.join(experiment.models)}"
         )
     return {
-        "task_sets": figures_by(experiment, "task_set", [*experiment.task_sets, None]),
-        "complexities": figures_by(experiment, "complexity", sorted(set(experiment.complexities.values()))),
+        "task_sets": achieved.figures_by(experiment, "task_set", [*experiment.task_sets, None]),
+        "complexities": achieved.figures_by(experiment, "complexity", sorted(set(experiment.complexities.values()))),
         "classes": error_shares(experiment, lambda attempt: attempt.judgement.error_class, ErrorClass),
         "groups": error_shares(experiment, error_group, ErrorGroup),
-        "speed_ups": [figures(experiment.outcomes), *(figures(own, model) for model, own in experiment.by_model())],
-        "selection": Selector(experiment).table(),
-        "strategies": strategy_results(experiment, baseline),
+        "speed_ups": [
+            achieved.figures(experiment.outcomes),
+            *(achieved.figures(own, model) for model, own in experiment.by_model()),
+        ],
+        "selection": achieved.Selector(experiment).table(),
+        "strategies": achieved.strategy_results(experiment, baseline),
     }
 
 
-def report_as_json(experiment: Experiment, report: ExperimentReport) -> Mapping[str, object]:
+def report_as_json(experiment: achieved.Experiment, report: ExperimentReport) -> Mapping[str, object]:
     """Returns the runs, all tables, and the outcome of each task, as msgspec encodes them."""
     outcomes = experiment.outcomes.drop(columns="asked").astype(object)
     return {
@@ -187,7 +182,7 @@ def report_as_json(experiment: Experiment, report: ExperimentReport) -> Mapping[
     }
 
 
-def _parts(experiment: Experiment, report: ExperimentReport) -> Iterator[Part]:
+def _parts(experiment: achieved.Experiment, report: ExperimentReport) -> Iterator[Part]:
     yield Fields(_counts(experiment))
     several = len(experiment.task_sets) > 1
     rank = {name: at for at, name in enumerate([*experiment.task_sets, None])}
@@ -217,7 +212,7 @@ def _parts(experiment: Experiment, report: ExperimentReport) -> Iterator[Part]:
     yield Table(columns, chosen, title="models that they choose")
 
 
-def _table(title: str, lines: Iterable[Figures], names: str) -> Table:
+def _table(title: str, lines: Iterable[achieved.Figures], names: str) -> Table:
     """Returns a table of lines; a line is of all models, sets or complexities where it names none."""
     columns, rows = names.split(), []
     for line in lines:
@@ -226,7 +221,7 @@ def _table(title: str, lines: Iterable[Figures], names: str) -> Table:
     return Table([_COLUMNS[name] for name in columns], rows, title=title)
 
 
-def _counts(experiment: Experiment) -> dict[str, Any]:
+def _counts(experiment: achieved.Experiment) -> dict[str, Any]:
     attempts = [attempt for loop in experiment.loops.values() for attempt in loop]
     free = [model for model, own in experiment.by_model() if not own["cost_usd"].any()]
     irregular = {
@@ -244,7 +239,7 @@ def _counts(experiment: Experiment) -> dict[str, Any]:
     }
 
 
-def _by_complexity(experiment: Experiment, report: ExperimentReport) -> Table:
+def _by_complexity(experiment: achieved.Experiment, report: ExperimentReport) -> Table:
     rates = {(each["model"], each["group"]): each["passed"]["rate"] for each in report["complexities"]}
     tasks = Counter(experiment.complexities.values())
     names = [f"{group or 'none'} of {tasks[group]:,}" for group in sorted(tasks)]
@@ -253,3 +248,62 @@ def _by_complexity(experiment: Experiment, report: ExperimentReport) -> Table:
         [(model, *(rates[model, group] for group in sorted(tasks))) for model in experiment.models],
         title="pass rate by complexity",
     )
+
+
+class ErrorGroup(Word):
+    """Error classes as the tables of older experiments with Triton-Ascend have them."""
+
+    COMPILE = "compile"
+    MISMATCH = "mismatch"
+    RUNTIME = "run time"
+    INIT = "construction"
+    OTHER = "other"
+
+
+_GROUPS = {
+    ErrorClass.COMPILE: ErrorGroup.COMPILE,
+    **dict.fromkeys((ErrorClass.MISMATCH, ErrorClass.INTERFACE, ErrorClass.UNSTABLE), ErrorGroup.MISMATCH),
+    **dict.fromkeys((ErrorClass.RUNTIME, ErrorClass.OOM, ErrorClass.TIMEOUT, ErrorClass.CRASH), ErrorGroup.RUNTIME),
+    ErrorClass.INIT_ARGS: ErrorGroup.INIT,
+}
+#: ACL's code and word for an exception of a vector core, a run-time error that those tables count under compilation.
+_VECTOR_CORE = ("507035", "vector core exception")
+
+
+def error_group(attempt: ModelAttempt) -> ErrorGroup | None:
+    """Returns the group of an attempt's error; None if it passed."""
+    if attempt.passed:
+        return None
+    judgement = attempt.judgement
+    words = f"{judgement.sub_class} {judgement.text}".lower()
+    if judgement.error_class is ErrorClass.RUNTIME and any(word in words for word in _VECTOR_CORE):
+        return ErrorGroup.COMPILE
+    return _GROUPS.get(judgement.error_class, ErrorGroup.OTHER)
+
+
+def error_shares(
+    experiment: achieved.Experiment, error_of: Callable[[ModelAttempt], Enum | None], kinds: Iterable[Enum]
+) -> list[achieved.Figures]:
+    """Returns how often attempts, and tasks by their final attempt, ended with each error that occurs.
+
+    Shares are of those that `error_of` names an error of: of all models together (None), then of each.
+    """
+    found: list[achieved.Figures] = []
+    for model in (None, *experiment.models):
+        loops = [loop for (name, _), loop in experiment.loops.items() if model in (None, name)]
+        attempts = Counter(error_of(attempt) for loop in loops for attempt in loop)
+        tasks = Counter(error_of(achieved.final_attempt(loop)) for loop in loops)
+        del attempts[None], tasks[None]
+        found += [
+            {
+                "model": model,
+                "error": str(kind),
+                "attempts": attempts[kind],
+                "attempts_share": achieved.share_of(attempts[kind], attempts.total()),
+                "tasks": tasks[kind],
+                "tasks_share": achieved.share_of(tasks[kind], tasks.total()),
+            }
+            for kind in kinds
+            if attempts[kind]
+        ]
+    return found

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.files import expect_folder, safe_lock
-from opatlas.outer.judging.judgement import ErrorClass, Judgement
+from opatlas.outer.judging.judgement import CLASS_OF_STATUS, Judgement
 from opatlas.outer.tasks.task import MODEL_NEW
 from opatlas.outer.tasks.task_rows import candidate_function
 from opatlas.row.location import implementation_label
@@ -22,10 +22,9 @@ from opatlas.text import first_line
 
 from .attempts import AttemptLog, LoopTask, ModelAttempt, RepairLoop, StopReason
 from .endpoint import ChatAnswer, ChatRequest, Endpoint, EndpointError, RecordedAnswers, model_folder
-from .experiment import Experiment, TaskName, figures, run_of
+from .experiment import ROUTED, Experiment, Route, TaskName, figures, route_of, run_of
 from .models_file import LANGUAGE_OF_KIND, KernelLanguage, ModelsFile, read_models
 from .prompt import Prompts
-from .selection import ROUTED, Route, route_of
 
 #: The folder of attempts and candidates in the database of tasks; a folder for each language lies in it.
 GENERATED = "generated"
@@ -163,14 +162,6 @@ def model_settings(path: Path, kind: str) -> ModelSettings:
 
 #: Statuses of an endpoint that are about one request. Any other error would meet the next request, too.
 _ABOUT_THE_REQUEST = frozenset({400, 413, 422})
-#: The class of an attempt whose process ended before it was judged.
-_CLASSES = {
-    Status.FAILED: ErrorClass.RUNTIME,
-    Status.CRASHED: ErrorClass.CRASH,
-    Status.TIMEOUT: ErrorClass.TIMEOUT,
-    Status.OOM: ErrorClass.OOM,
-    Status.DEVICE_ERROR: ErrorClass.RUNTIME,
-}
 _MOST_SECTION = 2_000
 
 
@@ -319,9 +310,9 @@ def _judgement(outcome: RowOutcome) -> Judgement:
     """Returns the judgement of a row that ran with a candidate. Raises _NotJudged for a row that cannot run."""
     if (judgement := Judgement.of(outcome)) is not None:
         return judgement
-    if outcome.status not in _CLASSES:
+    if outcome.status not in CLASS_OF_STATUS:
         raise _NotJudged(outcome)
-    return Judgement(_CLASSES[outcome.status], text=f"{outcome.explanation}\n{outcome.detail}".strip())
+    return Judgement(CLASS_OF_STATUS[outcome.status], text=f"{outcome.explanation}\n{outcome.detail}".strip())
 
 
 def _outcome(

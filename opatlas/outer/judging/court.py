@@ -20,22 +20,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from opatlas.outer.judging import memory as shared
 from opatlas.outer.judging.judgement import CandidateRejected, CourtVerdict, ErrorClass, ReferenceFailed
-from opatlas.outer.judging.memory import (
-    CALL_SEED,
-    Inputs,
-    Leaf,
-    Plain,
-    Purpose,
-    SharedMemory,
-    TensorForm,
-    is_dense,
-    leaf_of,
-    may_vary,
-    poisoned_elements,
-    room,
-    vary,
-)
 from opatlas.outer.judging.results import (
     Compared,
     FlatResults,
@@ -106,7 +92,7 @@ class _Call:
         changed: places of the inputs that differ after the call.
     """
 
-    purpose: Purpose
+    purpose: shared.Purpose
     seed: int
     number: int
     has_weights: bool
@@ -116,7 +102,7 @@ class _Call:
     claimed_us: float | None = None
     results: list[Any] = field(default_factory=list)
     places: list[torch.Tensor | None] = field(default_factory=list)
-    forms: tuple[Leaf, ...] = ()
+    forms: tuple[shared.Leaf, ...] = ()
     changed: frozenset[int] = frozenset()
 
     @property
@@ -150,21 +136,21 @@ class Court:
         self._calls: list[_Call] = []
         self._compared: list[Compared] = []
         self._notes: list[str] = []
-        arguments, _ = self._values(_Call(Purpose.REHEARSAL, self._first_seed, 0, False))
-        self.results_start = room(tree_flatten(arguments)[0]) + room(referee.weights().values())
-        torch.manual_seed(CALL_SEED)
+        arguments, _ = self._values(_Call(shared.Purpose.REHEARSAL, self._first_seed, 0, False))
+        self.results_start = shared.room(tree_flatten(arguments)[0]) + shared.room(referee.weights().values())
+        torch.manual_seed(shared.CALL_SEED)
         self._native = referee.native(arguments, {})
         self._least = _least_dtypes(self._native, tree_flatten(arguments)[0], referee.checks_dtypes)
         # The inputs come back after a call that is not timed.
-        size = 2 * self.results_start + _ROOM_FACTOR * room(self._native)
-        self.memory = SharedMemory(size, path, is_new=True)
+        size = 2 * self.results_start + _ROOM_FACTOR * shared.room(self._native)
+        self.memory = shared.SharedMemory(size, path, is_new=True)
 
     def _values(self, call: _Call) -> tuple[list[Any], dict[str, torch.Tensor]]:
         """Returns arguments and weights of a call; the same each time."""
         arguments = self._referee.make(call.seed, call.number)
         leaves, structure = tree_flatten(arguments)
         for leaf in leaves:
-            if isinstance(leaf, torch.Tensor) and not is_dense(leaf):
+            if isinstance(leaf, torch.Tensor) and not shared.is_dense(leaf):
                 raise ReferenceFailed(f"an input has the layout {leaf.layout}: candidates get strided tensors only")
         first = self._first
         if first is None:
@@ -172,26 +158,26 @@ class Court:
         elif call.number and not self._referee.varies_all:
             for place, (leaf, other) in enumerate(zip(leaves, first, strict=False)):
                 # A task may return the same tensor, whatever the seed.
-                if may_vary(leaf) and isinstance(other, torch.Tensor) and same_bits(leaf, other):
+                if shared.may_vary(leaf) and isinstance(other, torch.Tensor) and same_bits(leaf, other):
                     leaves[place] = leaf.detach().clone().requires_grad_(leaf.requires_grad)
-                    vary(leaves[place], call.seed + place, _SHARE)
+                    shared.vary(leaves[place], call.seed + place, _SHARE)
         for place, leaf in enumerate(leaves if call.near else ()):
-            if may_vary(leaf):
-                vary(leaf, call.near + place, 1.0 if self._referee.varies_all else _NEAR_SHARE)
+            if shared.may_vary(leaf):
+                shared.vary(leaf, call.near + place, 1.0 if self._referee.varies_all else _NEAR_SHARE)
         weights = {}
         for place, (name, weight) in enumerate(self._referee.weights().items() if call.has_weights else ()):
             weights[name] = weight.detach().clone()
-            if call.number and may_vary(weight):
-                vary(weights[name], call.seed ^ place, _SHARE)
+            if call.number and shared.may_vary(weight):
+                shared.vary(weights[name], call.seed ^ place, _SHARE)
         return tree_unflatten(leaves, structure), weights
 
-    def ask(self, purpose: Purpose, has_weights: bool) -> Inputs:
+    def ask(self, purpose: shared.Purpose, has_weights: bool) -> shared.Inputs:
         """Writes the inputs of a call into the memory, and weights if the candidate has those of the reference."""
         number = len(self._calls)
         call = _Call(purpose, self._random.randrange(SEEDS) if number else self._first_seed, number, has_weights)
-        if purpose in (Purpose.AGAIN, Purpose.NEAR):
+        if purpose in (shared.Purpose.AGAIN, shared.Purpose.NEAR):
             before = self._calls[-1]
-            near = self._random.randrange(1, SEEDS) if purpose is Purpose.NEAR else before.near
+            near = self._random.randrange(1, SEEDS) if purpose is shared.Purpose.NEAR else before.near
             call = replace(call, seed=before.seed, number=before.number, near=near)
         arguments, weights = self._values(call)
         leaves = tree_flatten(arguments)[0]
@@ -199,22 +185,24 @@ class Court:
         call.known_ns = perf_counter_ns()
         found = self.memory.write([*leaves, *weights.values()])
         forms = dict(zip(weights, found[len(leaves) :], strict=True))
-        results = self._native if purpose is Purpose.REHEARSAL else ()
-        named = {name: form for name, form in forms.items() if isinstance(form, TensorForm)}
-        return Inputs(tuple(found[: len(leaves)]), named, tuple(map(leaf_of, results)))
+        results = self._native if purpose is shared.Purpose.REHEARSAL else ()
+        named = {name: form for name, form in forms.items() if isinstance(form, shared.TensorForm)}
+        return shared.Inputs(tuple(found[: len(leaves)]), named, tuple(map(shared.leaf_of, results)))
 
-    def returned(self, results: Sequence[Leaf], inputs: Sequence[Leaf] | None, claimed_us: float | None) -> None:
+    def returned(
+        self, results: Sequence[shared.Leaf], inputs: Sequence[shared.Leaf] | None, claimed_us: float | None
+    ) -> None:
         """Reads the results of the call, and notes its end."""
         call = self._calls[-1]
         call.claimed_us = claimed_us
         call.forms = tuple(results)
         shapes = {tuple(each.shape) for each in self._native if isinstance(each, torch.Tensor)}
         for leaf in results:
-            value, places = leaf.object if isinstance(leaf, Plain) else None, None
+            value, places = leaf.object if isinstance(leaf, shared.Plain) else None, None
             # Another form is refused at the end, and may claim any size.
-            if isinstance(leaf, TensorForm) and leaf.offset >= 0 and leaf.shape in shapes:
+            if isinstance(leaf, shared.TensorForm) and leaf.offset >= 0 and leaf.shape in shapes:
                 value = self.memory.read(leaf)
-                if call.purpose in (Purpose.TIMED, Purpose.REHEARSAL) and value.numel() > _ELEMENTS:
+                if call.purpose in (shared.Purpose.TIMED, shared.Purpose.REHEARSAL) and value.numel() > _ELEMENTS:
                     generator = torch.Generator().manual_seed(self._random.randrange(SEEDS))
                     places = torch.randint(value.numel(), (_ELEMENTS,), generator=generator)
                     value = value.reshape(-1)[places]
@@ -222,10 +210,10 @@ class Court:
             call.results.append(value)
             call.places.append(places)
         call.end_ns = perf_counter_ns()
-        if inputs is not None and call.purpose is Purpose.WHOLE:
-            after = [self.memory.read(leaf) if isinstance(leaf, TensorForm) else None for leaf in inputs]
+        if inputs is not None and call.purpose is shared.Purpose.WHOLE:
+            after = [self.memory.read(leaf) if isinstance(leaf, shared.TensorForm) else None for leaf in inputs]
             call.changed = self._changes(call, after)
-        if call.purpose is Purpose.REHEARSAL:
+        if call.purpose is shared.Purpose.REHEARSAL:
             call.results.clear()
 
     def _changes(self, call: _Call, after: Sequence[Any]) -> frozenset[int]:
@@ -241,7 +229,7 @@ class Court:
         """Compares the results of all calls with the reference: no call follows."""
         error_class, sub_class, text, failure = ErrorClass.PASS, "", "", ""
         try:
-            self._judge([call for call in self._calls if call.purpose is not Purpose.REHEARSAL and call.end_ns])
+            self._judge([call for call in self._calls if call.purpose is not shared.Purpose.REHEARSAL and call.end_ns])
         except CandidateRejected as error:
             error_class, sub_class, text = error.error_class, error.sub_class, str(error)
         except ReferenceFailed as error:
@@ -249,11 +237,14 @@ class Court:
         except (ValueError, RuntimeError, TypeError) as error:
             # Forms are what the candidate's process says.
             failure = f"the results cannot be compared: {exception_line(error)}"
-        timed = [call for call in self._calls if call.purpose is Purpose.TIMED and call.end_ns]
+        timed = [call for call in self._calls if call.purpose is shared.Purpose.TIMED and call.end_ns]
         rehearsed = [
             call.bracket_us
             for call in self._calls
-            if call.purpose is Purpose.REHEARSAL and call.end_ns and timed and call.has_weights is timed[0].has_weights
+            if call.purpose is shared.Purpose.REHEARSAL
+            and call.end_ns
+            and timed
+            and call.has_weights is timed[0].has_weights
         ]
         is_finite = self._compared and all(math.isfinite(each.error) for each in self._compared)
         self.found = CourtVerdict(
@@ -275,15 +266,15 @@ class Court:
     def _expected(self, call: _Call) -> FlatResults:
         """Returns the results that a call should have."""
         arguments, weights = self._values(call)
-        torch.manual_seed(CALL_SEED)
+        torch.manual_seed(shared.CALL_SEED)
         return self._referee.expected(arguments, weights)
 
     def _expect_interface(self, call: _Call) -> None:
         """Raises CandidateRejected if the results have another form than the reference's."""
-        wanted, is_prescribed = list(map(leaf_of, self._native)), self._referee.checks_dtypes
+        wanted, is_prescribed = list(map(shared.leaf_of, self._native)), self._referee.checks_dtypes
         sub_class, problem = interface_problem(call.forms, wanted, checks_dtypes=is_prescribed)
         for number, (leaf, least) in enumerate(zip(call.forms, self._least, strict=False) if not problem else ()):
-            if not isinstance(leaf, TensorForm):
+            if not isinstance(leaf, shared.TensorForm):
                 continue
             if is_narrower(leaf.torch_dtype, least) or leaf.torch_dtype.is_complex is not least.is_complex:
                 sub_class, problem = "dtype", f"result {number} is {leaf.dtype}, which holds other numbers than {least}"
@@ -308,19 +299,19 @@ class Court:
     def _changes_of_reference(self, call: _Call) -> frozenset[int]:
         """Returns the places of the inputs that the reference changes itself."""
         arguments, weights = self._values(call)
-        torch.manual_seed(CALL_SEED)
+        torch.manual_seed(shared.CALL_SEED)
         self._referee.native(arguments, weights)
         return self._changes(call, tree_flatten(arguments)[0])
 
     def _judge(self, calls: Sequence[_Call]) -> None:
         """Compares all calls, the ones that are not timed first. Raises CandidateRejected and ReferenceFailed."""
-        whole = [call for call in calls if call.purpose is not Purpose.TIMED]
-        timed = [call for call in calls if call.purpose is Purpose.TIMED]
+        whole = [call for call in calls if call.purpose is not shared.Purpose.TIMED]
+        timed = [call for call in calls if call.purpose is shared.Purpose.TIMED]
         expected: dict[int, FlatResults] = {}
         for call in calls:
             self._expect_interface(call)
         for before, call in itertools.pairwise(whole):
-            if call.purpose is Purpose.AGAIN:
+            if call.purpose is shared.Purpose.AGAIN:
                 self._expect_equal(before, call, whole)
         for place, call in enumerate(whole):
             expected[place] = self._expected(call)
@@ -355,7 +346,7 @@ class Court:
         one, other = tuple(before.results), tuple(call.results)
         if same_results(other, one):
             return
-        if poisoned_elements(other) != poisoned_elements(one):
+        if shared.poisoned_elements(other) != shared.poisoned_elements(one):
             text = "results hold memory that the candidate has not written: write all elements in each call"
             raise CandidateRejected(ErrorClass.HACK, "uninitialized", text)
         self._expect_not_stale([before, call], whole)

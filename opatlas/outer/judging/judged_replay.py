@@ -72,9 +72,10 @@ class JudgedReplay(ABC):
     _trusts_reference: ClassVar[bool] = False
 
     def __init__(
-        self, job: Job, device: Device, instrument: Instrument, settings: MeasureSettings, group: Group
+        self, row: Any, job: Job, device: Device, instrument: Instrument, settings: MeasureSettings, group: Group
     ) -> None:
         self.outcome: RowOutcome | None = None
+        self._row = row
         self._job = job
         self._device = device
         self._group = group
@@ -265,7 +266,8 @@ class JudgedReplay(ABC):
         share = self._share(samples)
         notes = [*self._notes, *share_notes(share)]
         outcome = self._sampling.outcome(samples, Checked(0, 0), execution=execution, noted=notes)
-        judgement = Judgement(ErrorClass.PASS, level=Level.MEASURED, kernel_share=share, notes=tuple(notes))
+        level = Level.MEASURED if self._settings.measures else Level.CORRECT
+        judgement = Judgement(ErrorClass.PASS, level=level, kernel_share=share, notes=tuple(notes))
         return replace(outcome, judged=judgement.judged)
 
     def _share(self, samples: Samples) -> float | None:

@@ -120,6 +120,21 @@ class Judgement:
         """Whether the candidate is right and was measured."""
         return self.error_class is ErrorClass.PASS
 
+    @property
+    def speed_up(self) -> float | None:
+        """The baseline's duration over the candidate's; None if one is not known."""
+        return self.baseline_us / self.duration_us if self.baseline_us and self.duration_us else None
+
+
+#: The class of a candidate whose row ended so before it was judged.
+CLASS_OF_STATUS = {
+    Status.FAILED: ErrorClass.RUNTIME,
+    Status.DEVICE_ERROR: ErrorClass.RUNTIME,
+    Status.CRASHED: ErrorClass.CRASH,
+    Status.TIMEOUT: ErrorClass.TIMEOUT,
+    Status.OOM: ErrorClass.OOM,
+}
+
 
 class CandidateRejected(ReplayError):
     """A candidate does not pass.

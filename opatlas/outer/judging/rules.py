@@ -62,10 +62,7 @@ def rule(
 @rule(ErrorClass.SYNTAX, "AKG")
 def empty_code(source: CandidateSource) -> Iterator[Finding]:
     """a file without a statement"""
-    body = source.tree.body
-    if source.error is None and all(
-        isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant) for each in body
-    ):
+    if source.error is None and source.is_empty:
         yield 0, "the file holds no statement"
 
 
@@ -262,6 +259,11 @@ class CandidateSource:
             self.error = error
         except (ValueError, RecursionError, MemoryError) as error:
             self.error = SyntaxError(f"{type(error).__name__}: {error}")
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it holds no statement but texts; also where there is an error."""
+        return all(isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant) for each in self.tree.body)
 
     @property
     def uses_helpers(self) -> bool:

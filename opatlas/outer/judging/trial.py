@@ -24,20 +24,10 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from opatlas.outer.judging import memory as shared
 from opatlas.outer.judging.court import Court
 from opatlas.outer.judging.court_process import RemoteCourt
 from opatlas.outer.judging.judgement import CandidateRejected, ErrorClass, ReferenceFailed
-from opatlas.outer.judging.memory import (
-    CALL_SEED,
-    Inputs,
-    PoisonedAllocations,
-    Purpose,
-    SharedMemory,
-    TensorForm,
-    expect_margins,
-    is_dense,
-    live_tensor,
-)
 from opatlas.outer.judging.results import FlatResults, flat_results
 from opatlas.run.devices.device import Device
 from opatlas.run.instruments.instrument import MeasureSettings, StopRule
@@ -57,19 +47,19 @@ class LiveInputs:
         """`arguments` are some of the row's, which say what is a tensor, and give what is no number."""
         self._own, self._structure = tree_flatten(arguments)
         self._device, self._margins = device, margins
-        self._forms: list[TensorForm | None] = [None] * len(self._own)
+        self._forms: list[shared.TensorForm | None] = [None] * len(self._own)
         self.leaves: list[Any] = list(self._own)
         self.arguments = arguments
 
-    def write(self, inputs: Inputs, memory: SharedMemory, weights: Mapping[str, torch.Tensor]) -> None:
+    def write(self, inputs: shared.Inputs, memory: shared.SharedMemory, weights: Mapping[str, torch.Tensor]) -> None:
         """Gives the arguments and the weights the values of a call. Raises ReferenceFailed for other arguments."""
         if len(inputs.leaves) != len(self._own):
             raise ReferenceFailed("the number of inputs is another one in each call: return a list of one length")
         for place, leaf in enumerate(inputs.leaves):
-            if isinstance(leaf, TensorForm):
+            if isinstance(leaf, shared.TensorForm):
                 known = self._forms[place]
                 if known is None or (known.dtype, known.shape, known.stride) != (leaf.dtype, leaf.shape, leaf.stride):
-                    self.leaves[place], self._forms[place] = live_tensor(leaf, self._device, self._margins), leaf
+                    self.leaves[place], self._forms[place] = shared.live_tensor(leaf, self._device, self._margins), leaf
                 memory.assign(self.leaves[place], leaf)
             elif leaf.has_value:
                 self.leaves[place] = leaf.object
@@ -139,10 +129,10 @@ class CandidateTrial:
         results: FlatResults = ()
         for has_weights in (False, True):
             for _ in range(_REHEARSALS):
-                inputs = self._prepare(Purpose.REHEARSAL, has_weights)
+                inputs = self._prepare(shared.Purpose.REHEARSAL, has_weights)
                 results = results or tuple(
                     torch.zeros(leaf.shape, dtype=leaf.torch_dtype, device=device)
-                    if isinstance(leaf, TensorForm)
+                    if isinstance(leaf, shared.TensorForm)
                     else leaf.object
                     for leaf in inputs.results
                 )
@@ -155,12 +145,12 @@ class CandidateTrial:
 
     def further_calls(self) -> None:
         """Calls the candidate with inputs near the first ones and with others, each once more in poisoned memory."""
-        for purpose in (Purpose.NEAR, Purpose.WHOLE):
+        for purpose in (shared.Purpose.NEAR, shared.Purpose.WHOLE):
             self.call(purpose)
-            with PoisonedAllocations():
-                self.call(Purpose.AGAIN)
+            with shared.PoisonedAllocations():
+                self.call(shared.Purpose.AGAIN)
 
-    def call(self, purpose: Purpose) -> FlatResults:
+    def call(self, purpose: shared.Purpose) -> FlatResults:
         """Makes a call that is not timed. Raises what the candidate raises, and CandidateRejected."""
         self._prepare(purpose)
         self.launch()
@@ -170,7 +160,7 @@ class CandidateTrial:
     def next_sample(self) -> None:
         """Hands in the results of the last timed call, and gives the next one its inputs."""
         self.finish()
-        self._prepare(Purpose.TIMED)
+        self._prepare(shared.Purpose.TIMED)
         self._is_pending = True
 
     def finish(self) -> None:
@@ -183,7 +173,7 @@ class CandidateTrial:
 
     def end(self) -> None:
         """Waits for the comparison of all results."""
-        expect_margins(self.inputs.tensors())
+        shared.expect_margins(self.inputs.tensors())
         self._court.end()
 
     def launch(self) -> None:
@@ -193,19 +183,20 @@ class CandidateTrial:
         is_plain = type(returned) is torch.Tensor and not returned.is_conj() and not returned.is_neg()
         self._latest = (returned,) if is_plain else flat_results(returned)
 
-    def _prepare(self, purpose: Purpose, has_weights: bool | None = None) -> Inputs:
+    def _prepare(self, purpose: shared.Purpose, has_weights: bool | None = None) -> shared.Inputs:
         self._latest = None
         inputs = self._court.ask(purpose, bool(self.made.weights) if has_weights is None else has_weights)
-        if purpose is Purpose.REHEARSAL and not self.made.weights:
+        if purpose is shared.Purpose.REHEARSAL and not self.made.weights:
             weights = {
-                name: live_tensor(form, self._device.torch_device, False) for name, form in inputs.weights.items()
+                name: shared.live_tensor(form, self._device.torch_device, False)
+                for name, form in inputs.weights.items()
             }
             self.made = Constructed(weights=weights)
         self.inputs.write(inputs, self._court.memory, self.made.weights)
         self._arguments = self.inputs.arguments
         self.made.bind(*self._arguments)
-        torch.manual_seed(CALL_SEED)
-        if self._is_cold and purpose in (Purpose.TIMED, Purpose.REHEARSAL):
+        torch.manual_seed(shared.CALL_SEED)
+        if self._is_cold and purpose in (shared.Purpose.TIMED, shared.Purpose.REHEARSAL):
             self._device.flush_cache()
         self._device.synchronize()
         return inputs
@@ -222,7 +213,7 @@ class CandidateTrial:
 
 
 def _contiguous(result: torch.Tensor) -> torch.Tensor:
-    return (result if is_dense(result) else result.to_dense()).contiguous()
+    return (result if shared.is_dense(result) else result.to_dense()).contiguous()
 
 
 class ClaimingRule(StopRule):

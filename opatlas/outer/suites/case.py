@@ -16,33 +16,9 @@ from typing import Any
 import torch
 
 from opatlas.outer.judging.results import comparison_of
-from opatlas.outer.suites.operators import (
-    Call,
-    find_overload,
-    functional_of,
-    is_no_operator,
-    makes_on,
-    name_of,
-    remade,
-    slots_of,
-    text_of,
-    with_device,
-)
+from opatlas.outer.suites import operators as aten
+from opatlas.outer.suites import texts
 from opatlas.outer.suites.opinfo import recorded, variant_call
-from opatlas.outer.suites.texts import (
-    OPINFO,
-    TRACE,
-    ArgumentsText,
-    CaseRow,
-    SlotText,
-    TensorText,
-    TorchConstant,
-    case_row,
-    overload_of,
-    read_arguments,
-    read_traces,
-    text_digest,
-)
 from opatlas.row.columns import ARGUMENTS, FUNCTIONAL, SAMPLE, SAMPLE_TORCH
 from opatlas.row.errors import InvalidRow, Unsupported, WrongResult
 from opatlas.run.inputs.replay_row import ReplayRow
@@ -66,20 +42,20 @@ class SuiteRow(ReplayRow):
     def __init__(self, kernel_type: str, cells: Mapping[str, str], device: torch.device) -> None:
         """Raises InvalidRow for a row that is no sample of this torch, and Unsupported without such an operator."""
         super().__init__(kernel_type, cells, device)
-        name = overload_of(kernel_type)
-        found = find_overload(name)
+        name = texts.overload_of(kernel_type)
+        found = aten.find_overload(name)
         if found is None:
             raise Unsupported(f"torch {torch.__version__} has no operator {name}")
-        if reason := is_no_operator(found):
+        if reason := aten.is_no_operator(found):
             raise Unsupported(f"{name} cannot be checked ({reason})")
         self.overload = found
-        self.call: Call
+        self.call: aten.Call
 
     def make_call(self) -> None:
         """Makes the call. Raises InvalidRow if this torch has another sample by the name, or none."""
         cells, sample = self.cells, self.cells.get(SAMPLE, "")
-        if not sample.startswith(f"{OPINFO}/"):
-            self.call = make_call(self.overload, read_arguments(cells[ARGUMENTS]), self.device, self.seed)
+        if not sample.startswith(f"{texts.OPINFO}/"):
+            self.call = make_call(self.overload, texts.read_arguments(cells[ARGUMENTS]), self.device, self.seed)
             return
         try:
             _, opinfo, dtype, number, digest = sample.split("/")
@@ -90,9 +66,9 @@ class SuiteRow(ReplayRow):
             raise self._other_sample("its function calls several operators")
         if cells.get(FUNCTIONAL):
             call = variant_call(self.overload, call, call.cloned().results())
-        if call.overload is not self.overload or text_digest(str(text_of(call))) != digest:
-            raise self._other_sample(f"the arguments are {text_of(call)}")
-        self.call = with_device(call, self.device)
+        if call.overload is not self.overload or texts.text_digest(str(aten.text_of(call))) != digest:
+            raise self._other_sample(f"the arguments are {aten.text_of(call)}")
+        self.call = aten.with_device(call, self.device)
 
     def _other_sample(self, why: str) -> InvalidRow:
         listed = self.cells.get(SAMPLE_TORCH, "")
@@ -126,7 +102,7 @@ class CaseFormula:
     ) -> list[Comparison]:
         """Returns all elements of the results with the expected ones. Raises WrongResult for another form."""
         found = tuple(each for each in results if each is not None)
-        call = with_device(Call(self.overload, tuple(arguments), keywords), found[0].device)
+        call = aten.with_device(aten.Call(self.overload, tuple(arguments), keywords), found[0].device)
         if self.dtypes is not None and (dtypes := [each.dtype for each in found]) != list(self.dtypes):
             raise WrongResult(f"the results are {dtypes}, and torch's are {list(self.dtypes)}")
         # torch may have no such operator in float64.
@@ -137,7 +113,7 @@ class CaseFormula:
         self.assume("checked with torch's result in the row's dtypes")
         return self._comparisons(call, found, call.cloned().results())
 
-    def _is_right(self, call: Call, results: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> bool:
+    def _is_right(self, call: aten.Call, results: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> bool:
         try:
             compared = self._comparisons(call, results, expected)
             return not any(errors_of(each, "the result", self.name).wrong for each in compared)
@@ -145,7 +121,7 @@ class CaseFormula:
             return False
 
     def _comparisons(
-        self, call: Call, results: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]
+        self, call: aten.Call, results: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]
     ) -> list[Comparison]:
         shapes, wanted = ([tuple(each.shape) for each in of] for of in (results, expected))
         if shapes != wanted:
@@ -155,7 +131,7 @@ class CaseFormula:
             compared[-1] = self._index_comparison(call, results[-1], expected[-1]) or compared[-1]
         return compared
 
-    def _index_comparison(self, call: Call, result: torch.Tensor, wanted: torch.Tensor) -> Comparison | None:
+    def _index_comparison(self, call: aten.Call, result: torch.Tensor, wanted: torch.Tensor) -> Comparison | None:
         """Returns the comparison of the last result if it has indices along an axis; else None."""
         operator, bound = call.overload._schema.name.partition("::")[2], call.bound()
         source = bound.get("self")
@@ -183,7 +159,7 @@ def _precise(value: Any) -> Any:
     if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
         return value
     dtype = torch.complex128 if value.is_complex() else torch.float64
-    return remade(value, lambda memory: memory.to(dtype, copy=True))
+    return aten.remade(value, lambda memory: memory.to(dtype, copy=True))
 
 
 #: Arguments that are a variance or its root, by their names in the schemas.
@@ -195,7 +171,7 @@ _INTEGERS = (-8, 9)
 _WRITES_AT_INDICES = ("index_put", "index_put_impl", "scatter", "index_copy")
 
 
-def make_call(overload: torch._ops.OpOverload, text: ArgumentsText, device: torch.device, seed: int) -> Call:
+def make_call(overload: torch._ops.OpOverload, text: texts.ArgumentsText, device: torch.device, seed: int) -> aten.Call:
     """Returns a call with tensors on a device, from a seed.
 
     Real numbers are uniform in -1 ... 1; variances and arguments of logarithms are in 0.1 ... 1. Integers are indices
@@ -212,24 +188,29 @@ def make_call(overload: torch._ops.OpOverload, text: ArgumentsText, device: torc
     def made(name: str, value: Any) -> Any:
         if isinstance(value, (list, tuple)):
             return type(value)(made(f"{name}[{place}]", item) for place, item in enumerate(value))
-        if isinstance(value, TensorText):
+        if isinstance(value, texts.TensorText):
             most = bounds.get(name)
             is_positive = name in _POSITIVE or operator in _OF_POSITIVE
             found = None
             if writes and most is not None and value.dtype in ("int32", "int64"):
                 found = _different_indices(value, device, generator, arguments.get("dim"), most)
             return _tensor(value, device, generator, is_positive=is_positive, most=most) if found is None else found
-        if isinstance(value, TorchConstant):
+        if isinstance(value, texts.TorchConstant):
             return getattr(torch, value.name)
         return value
 
     positional = tuple(made(name, value) for name, value in zip(names, text.positional, strict=False))
     keywords = {name: made(name, value) for name, value in text.keywords.items()}
-    return makes_on(Call(overload, positional, keywords), device)
+    return aten.makes_on(aten.Call(overload, positional, keywords), device)
 
 
 def _tensor(
-    text: TensorText, device: torch.device, generator: torch.Generator | None, *, is_positive: bool, most: int | None
+    text: texts.TensorText,
+    device: torch.device,
+    generator: torch.Generator | None,
+    *,
+    is_positive: bool,
+    most: int | None,
 ) -> torch.Tensor:
     dtype, extent = getattr(torch, text.dtype), text.extent
     if device.type == "meta":
@@ -247,7 +228,7 @@ def _tensor(
 
 
 def _different_indices(
-    text: TensorText, device: torch.device, generator: torch.Generator | None, dim: Any, most: int
+    text: texts.TensorText, device: torch.device, generator: torch.Generator | None, dim: Any, most: int
 ) -> torch.Tensor | None:
     """Returns indices below a number that differ along a dimension (None: all do); None if there are too many."""
     shape = text.shape if isinstance(dim, int) else (math.prod(text.shape),)
@@ -261,7 +242,7 @@ def _different_indices(
 
 def _index_bounds(operator: str, arguments: Mapping[str, Any]) -> dict[str, int]:
     """Returns the number that the integers of an argument stay below, by its name ("indices[1]" of a list)."""
-    shapes = {name: value.shape for name, value in arguments.items() if isinstance(value, TensorText)}
+    shapes = {name: value.shape for name, value in arguments.items() if isinstance(value, texts.TensorText)}
     source = shapes.get("self", ())
 
     def size(shape: tuple[int, ...], axis: Any) -> int:
@@ -283,22 +264,22 @@ def _index_bounds(operator: str, arguments: Mapping[str, Any]) -> dict[str, int]
     return {}
 
 
-def trace_cases(path: Path) -> Iterator[CaseRow]:
+def trace_cases(path: Path) -> Iterator[texts.CaseRow]:
     """Yields the cases of the calls in a file or folder of traces. Raises OpAtlasError."""
-    for call in read_traces(path):
-        overload = find_overload(call.overload)
-        if overload is not None and is_no_operator(overload):
+    for call in texts.read_traces(path):
+        overload = aten.find_overload(call.overload)
+        if overload is not None and aten.is_no_operator(overload):
             continue
-        functional = functional_of(overload) if overload is not None else None
-        outputs: list[SlotText] = []
+        functional = aten.functional_of(overload) if overload is not None else None
+        outputs: list[texts.SlotText] = []
         # An operator without an implementation for "meta" raises an error of any type.
         with suppress(Exception):
             if overload is not None:
-                outputs = slots_of(make_call(overload, call.arguments, torch.device("meta"), 0).results())
-        yield case_row(
+                outputs = aten.slots_of(make_call(overload, call.arguments, torch.device("meta"), 0).results())
+        yield texts.case_row(
             call.overload,
-            name_of(functional) if functional is not None else "",
-            TRACE,
+            aten.name_of(functional) if functional is not None else "",
+            texts.TRACE,
             str(call.arguments),
             [(each.shape, each.dtype) for each in call.arguments.tensors()],
             outputs,

@@ -6,10 +6,8 @@ The rows are listed in a process of its own, which imports torch: `python -m opa
 from __future__ import annotations
 
 import argparse
-import json
 import keyword
 import re
-import subprocess
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,34 +15,22 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any
 
 from opatlas.data.database import Database
 from opatlas.data.fold import add_rows
 from opatlas.errors import OpAtlasError
 from opatlas.files import read_safely
+from opatlas.options import read_only_by
+from opatlas.outer.suites import texts
 from opatlas.outer.suites.score import read_score
-from opatlas.outer.suites.texts import (
-    LARGEST_BYTES,
-    OPINFO,
-    folder_of,
-    is_folder,
-    overload_of,
-    text_digest,
-    trace_files,
-)
 from opatlas.outer.tasks.task import complexity_of_task
 from opatlas.progress import progress
-from opatlas.row.columns import (
-    ARGUMENTS,
-    FUNCTIONAL,
-    SAMPLE_TORCH,
-)
+from opatlas.row import columns as col
 from opatlas.row.location import default_database_of, suite_path
 from opatlas.run.devices.device import DeviceSpec, kind_named
 from opatlas.run.implementation import Implementation
-from opatlas.run.process.fresh_python import import_environment, module_command
+from opatlas.run.process.fresh_python import answers_of, request_of_parent
 from opatlas.run.registry import Rows, RowSource
 from opatlas.show.result import Fields
 from opatlas.text import suggest
@@ -61,19 +47,21 @@ def suite_name(suite: str) -> str:
     Raises:
         OpAtlasError: there is no such suite, file or folder.
     """
-    if suite == OPINFO:
-        return OPINFO
+    if suite == texts.OPINFO:
+        return texts.OPINFO
     path = _trace_path(suite)
     digest = blake2b(digest_size=4)
-    for file in trace_files(path):
-        digest.update(read_safely(file, LARGEST_BYTES))
+    for file in texts.trace_files(path):
+        digest.update(read_safely(file, texts.LARGEST_BYTES))
     return f"{_NOT_IN_NAMES.sub('_', path.stem).strip('_') or TRACES}_{digest.hexdigest()}"
 
 
 def _trace_path(suite: str) -> Path:
     path = _HERE / "traces" if suite == TRACES else Path(suite)
     if not path.exists():
-        meant = suggest(suite, [OPINFO, TRACES]) or f": give {OPINFO}, {TRACES}, or a file or folder of traces"
+        meant = (
+            suggest(suite, [texts.OPINFO, TRACES]) or f": give {texts.OPINFO}, {TRACES}, or a file or folder of traces"
+        )
         raise OpAtlasError(f"--suite {suite}: there is no such suite, file or folder{meant}")
     return path
 
@@ -98,37 +86,17 @@ def list_suite(suite: str, device_kind: str, operators: tuple[str, ...] = ()) ->
     Raises:
         OpAtlasError: there is no such suite, torch is missing, or its cases cannot be listed.
     """
-    request = [device_kind, operators] if suite == OPINFO else str(_trace_path(suite))
+    request = [device_kind, operators] if suite == texts.OPINFO else str(_trace_path(suite))
     found = Listing()
-    with (
-        TemporaryFile("w+") as said,
-        progress(f"cases of {suite}, %", 100.0) as advance,
-        subprocess.Popen(
-            module_command("opatlas.outer.suites.listing"),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=said,
-            text=True,
-            env=import_environment(),
-        ) as process,
-    ):
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(json.dumps(request))
-        process.stdin.close()
+    with progress(f"cases of {suite}, %", 100.0) as advance:
         done = 0.0
-        for line in filter(lambda line: line.startswith("{"), process.stdout):
-            told = json.loads(line)
-            if "share" in told:
-                advance(100 * told["share"] - done)
-                done = 100 * told["share"]
+        for told in answers_of(__name__, request, "the cases of the suite cannot be listed"):
+            if isinstance(told, float):
+                advance(100 * told - done)
+                done = 100 * told
             else:
-                kernel_type, cells, found.schemas[kernel_type] = told["row"]
+                kernel_type, cells, found.schemas[kernel_type] = told
                 found.rows.setdefault(kernel_type, []).append(cells)
-        if process.wait():
-            said.seek(0)
-            why = (said.read().strip().splitlines() or ["no message"])[-1]
-            raise OpAtlasError(f"the cases of the suite cannot be listed ({why})")
     if not found.rows and not operators:
         raise OpAtlasError("the suite has no case: this torch has no sample of it")
     found.rows = dict(sorted(found.rows.items()))
@@ -147,19 +115,21 @@ def suite_source(option: argparse.Namespace, devices: Sequence[DeviceSpec]) -> R
     if option.models is not None:
         listed = list_suite(option.suite, kind, operators=_operators(ops))
         asked = {
-            each: OperatorSubject(name, overload_of(each), listed.schemas[each], [cells[ARGUMENTS] for cells in own])
+            each: OperatorSubject(
+                name, texts.overload_of(each), listed.schemas[each], [cells[col.ARGUMENTS] for cells in own]
+            )
             for each, own in listed.rows.items()
-            if not own[0][FUNCTIONAL] and (not ops or each in ops)
+            if not own[0][col.FUNCTIONAL] and (not ops or each in ops)
         }
 
     def rows(database: Database) -> tuple[Rows, Sequence[str]]:
         """The cases of a database, and before those that it lacks."""
-        known = set(filter(is_folder, database.kernel_types()))
+        known = set(filter(texts.is_folder, database.kernel_types()))
         whole = database.path / _WHOLE
         found: Rows = {}
         if not (whole.exists() or (ops and ops <= known)):
             found = list_suite(option.suite, kind, operators=_operators(ops)).rows
-            if not (option.collectonly or option.read_only):
+            if not (option.collectonly or read_only_by(option)):
                 add_rows(database, found)
                 if not ops:
                     whole.touch()
@@ -183,11 +153,11 @@ def suite_source(option: argparse.Namespace, devices: Sequence[DeviceSpec]) -> R
 
 def _kernel_types(names: Sequence[str]) -> frozenset[str]:
     """Returns the kernel types of operators, which may be named as torch names them (`add.Tensor`)."""
-    return frozenset(folder_of(name) if "." in name else name for name in names)
+    return frozenset(texts.folder_of(name) if "." in name else name for name in names)
 
 
 def _operators(kernel_types: Iterable[str]) -> tuple[str, ...]:
-    return tuple(sorted(map(overload_of, filter(is_folder, kernel_types))))
+    return tuple(sorted(map(texts.overload_of, filter(texts.is_folder, kernel_types))))
 
 
 #: Calls of an operator that a model gets to see.
@@ -211,7 +181,7 @@ class OperatorSubject:
     @property
     def candidate(self) -> str:
         """The name of the function that a candidate defines."""
-        return f"{folder_of(self.name)}_kernel_impl"
+        return f"{texts.folder_of(self.name)}_kernel_impl"
 
     @property
     def source(self) -> str:
@@ -229,7 +199,7 @@ class OperatorSubject:
     @property
     def digest(self) -> str:
         """Stands for the operator and its calls."""
-        return text_digest("\n".join([self.schema, *self.arguments]))
+        return texts.text_digest("\n".join([self.schema, *self.arguments]))
 
 
 def _scores(targets: Sequence[tuple[Implementation, Path]], ops: frozenset[str]) -> list[Fields]:
@@ -272,11 +242,11 @@ def operator_files(folder: Path, operators: Sequence[str], suite: str = "") -> d
     """
     if suite:
         rows = list_suite(suite, "cpu").rows.items()
-        operators = [overload_of(name) for name, own in rows if not any(cells[FUNCTIONAL] for cells in own)]
+        operators = [texts.overload_of(name) for name, own in rows if not any(cells[col.FUNCTIONAL] for cells in own)]
     return {
         folder / name / f"{name}_implementation_v1.py": _text(folder, operator)
         for operator in operators
-        for name in (folder_of(operator),)
+        for name in (texts.folder_of(operator),)
     }
 
 
@@ -294,7 +264,7 @@ def _text(folder: Path, overload: str) -> str:
         overload=overload,
         folder=folder,
         schema=schema,
-        name=folder_of(overload),
+        name=texts.folder_of(overload),
         parameters=", ".join(_parameters(schema.arguments)),
         call=", ".join(passed),
     )
@@ -321,18 +291,15 @@ def _main() -> None:
     from opatlas.outer.suites.operators import find_overload
     from opatlas.outer.suites.opinfo import list_cases
 
-    def tell(share: float) -> None:
-        print(json.dumps({"share": share}), flush=True)
-
-    request = json.load(sys.stdin)
+    request, answer = request_of_parent()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     try:
-        cases = trace_cases(Path(request)) if isinstance(request, str) else list_cases(request[0], request[1], tell)
+        cases = trace_cases(Path(request)) if isinstance(request, str) else list_cases(request[0], request[1], answer)
         for kernel_type, cells in cases:
-            overload = find_overload(overload_of(kernel_type))
+            overload = find_overload(texts.overload_of(kernel_type))
             schema = str(overload._schema) if overload is not None else ""
-            print(json.dumps({"row": (kernel_type, {**cells, SAMPLE_TORCH: torch.__version__}, schema)}))
+            answer((kernel_type, {**cells, col.SAMPLE_TORCH: torch.__version__}, schema))
     except OpAtlasError as error:
         sys.exit(str(error))
 

@@ -122,25 +122,22 @@ def is_no_operator(overload: torch._ops.OpOverload) -> str:
     return _LEFT_OUT.get(name_of(overload), "")
 
 
-@dataclass(frozen=True)
-class Variants:
-    """The variants of a functional overload: the overload that writes into self, and the one that writes into out."""
-
-    in_place: torch._ops.OpOverload | None
-    out: torch._ops.OpOverload | None
-
-
 @cache
-def variants_of(functional: torch._ops.OpOverload) -> Variants:
-    """Returns the variants of a functional overload, by the arguments of the schemas."""
+def variants_of(functional: torch._ops.OpOverload) -> Sequence[torch._ops.OpOverload]:
+    """Returns the variants of a functional overload: the one that writes into self, then the one that writes into out.
+
+    They are told by the arguments of the schemas.
+    """
+    if _out_names(functional) or _is_in_place(functional):
+        return ()
     operator = functional._schema.name.partition("::")[2]
     wanted = _inputs(functional)
     results = [str(each.type) for each in functional._schema.returns]
-    in_place = (each for each in _overloads(f"{operator}_") if _inputs(each) == wanted and _is_in_place(each))
-    outs = (each for each in _overloads(operator) if _inputs(each) == wanted and _out_types(each) == results)
+    in_place = [each for each in _overloads(f"{operator}_") if _inputs(each) == wanted and _is_in_place(each)]
     # A list of tensors cannot be written into one argument.
-    has_out = bool(results) and set(results) == {"Tensor"}
-    return Variants(next(in_place, None), next(outs, None) if has_out else None)
+    alike = [each for each in _overloads(operator) if set(results) == {"Tensor"} and _inputs(each) == wanted]
+    outs = [each for each in alike if _out_types(each) == results]
+    return [*in_place[:1], *outs[:1]]
 
 
 @cache
@@ -151,17 +148,13 @@ def functional_of(variant: torch._ops.OpOverload) -> torch._ops.OpOverload | Non
         operator = operator.removesuffix("_")
     elif not _out_names(variant):
         return None
-    return next((each for each in _overloads(operator) if variant in _pair(each)), None)
-
-
-def _pair(functional: torch._ops.OpOverload) -> Sequence[torch._ops.OpOverload]:
-    found = variants_of(functional) if not (_out_names(functional) or _is_in_place(functional)) else None
-    return [each for each in (found.in_place, found.out) if each is not None] if found is not None else []
+    return next((each for each in _overloads(operator) if variant in variants_of(each)), None)
 
 
 def out_arguments(variant: torch._ops.OpOverload, results: Sequence[Any]) -> dict[str, Any]:
-    """Returns the keyword arguments of an out variant that take these results."""
-    return dict(zip(_out_names(variant), results, strict=True))
+    """Returns the keyword arguments of an out variant that take these results; none for another overload."""
+    names = _out_names(variant)
+    return dict(zip(names, results, strict=True)) if names else {}
 
 
 def derive(variant: torch._ops.OpOverload, kernel: Callable[..., Any]) -> Callable[..., Any]:

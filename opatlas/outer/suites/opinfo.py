@@ -23,19 +23,7 @@ from unittest.mock import patch
 
 import torch
 
-from opatlas.outer.suites.operators import (
-    Call,
-    NoText,
-    find_overload,
-    functional_of,
-    is_no_operator,
-    name_of,
-    out_arguments,
-    slots_of,
-    text_of,
-    text_of_tensor,
-    variants_of,
-)
+from opatlas.outer.suites import operators as aten
 from opatlas.outer.suites.texts import OPINFO, ArgumentsText, CaseRow, case_row
 from opatlas.run.kernel_call import OperatorMode, flat_tensors
 
@@ -55,7 +43,7 @@ _EXTREME = 4
 class _Sample:
     """A sample whose function calls one operator."""
 
-    call: Call
+    call: aten.Call
     text: ArgumentsText
     opinfo: str
     number: int
@@ -68,16 +56,16 @@ class _Recorder(OperatorMode):
     def __init__(self) -> None:
         super().__init__()
         self.count = 0
-        self.first: Call | None = None
+        self.first: aten.Call | None = None
         self.result: Any = None
 
     def make(self, operator: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
         self.count += 1
-        call = Call(operator, tuple(arguments), dict(keywords))
+        call = aten.Call(operator, tuple(arguments), dict(keywords))
         if self.count == 1:
             try:
                 self.first = call.cloned()
-            except (RuntimeError, NoText):
+            except (RuntimeError, aten.NoText):
                 # A sparse tensor. The sample is left out, since its arguments have no text.
                 self.first = None
         return call()
@@ -156,7 +144,7 @@ def _extreme(info: Any, dtype: torch.dtype) -> Iterable[Any]:
     return itertools.islice(made, _EXTREME)
 
 
-def recorded(opinfo: str, dtype: str, number: int) -> Call | None:
+def recorded(opinfo: str, dtype: str, number: int) -> aten.Call | None:
     """Returns the call of the single operator that a sample's function calls; None if it calls none, or several.
 
     Raises:
@@ -165,19 +153,13 @@ def recorded(opinfo: str, dtype: str, number: int) -> Call | None:
     return _recorded(opinfos()[opinfo], _samples(opinfo, dtype)[number])
 
 
-def _recorded(info: Any, sample: Any) -> Call | None:
+def _recorded(info: Any, sample: Any) -> aten.Call | None:
     recorder = _Recorder()
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with recorder:
             info.op(sample.input, *sample.args, **sample.kwargs)
     return recorder.first if recorder.count == 1 else None
-
-
-def with_out(variant: torch._ops.OpOverload, call: Call, results: Sequence[torch.Tensor]) -> Call:
-    """Returns the call of an out variant that writes into tensors like these results, filled with NaN or ones."""
-    outs = [torch.full_like(each, torch.nan if each.is_floating_point() else 1) for each in results]
-    return Call(variant, call.positional, {**call.keywords, **out_arguments(variant, outs)})
 
 
 def list_cases(
@@ -193,8 +175,8 @@ def list_cases(
         tell: gets the share that is done, from time to time.
     """
     known = device_kind if device_kind in _KNOWN_DEVICES else "cuda"
-    overloads = list(filter(None, map(find_overload, operators)))
-    wanted = {name_of(functional_of(each) or each) for each in overloads}
+    overloads = list(filter(None, map(aten.find_overload, operators)))
+    wanted = {aten.name_of(aten.functional_of(each) or each) for each in overloads}
     infos = opinfos()
     turns = len(MOST_CASES) + bool(operators)
 
@@ -210,7 +192,7 @@ def list_cases(
         for name, info in all_of(infos, turn):
             if getattr(torch, dtype) in info.supported_dtypes(known):
                 for sample in _recordable(name, dtype):
-                    by_operator[name_of(sample.call.overload)].append(sample)
+                    by_operator[aten.name_of(sample.call.overload)].append(sample)
         for operator in sorted(by_operator.keys() & wanted if operators else by_operator):
             chosen = map(_checked, _chosen(by_operator[operator], most))
             yield from _cases_of(operator, dtype, [each for each in chosen if each is not None])
@@ -233,7 +215,9 @@ def _may_call(name: str, info: Any, device: str, operators: Collection[str]) -> 
     with suppress(Exception), _outside_of_tests():
         for sample in itertools.islice(info.sample_inputs("cpu", dtype, requires_grad=False), _FIRST):
             with suppress(Exception):
-                called |= {_family(name_of(call.overload)) for call in [_recorded(info, sample)] if call is not None}
+                called |= {
+                    _family(aten.name_of(call.overload)) for call in [_recorded(info, sample)] if call is not None
+                }
     return any(wanted.startswith(family) for wanted in families for family in called)
 
 
@@ -255,9 +239,9 @@ def _recordable(opinfo: str, dtype: str) -> Iterator[_Sample]:
         except Exception:
             # A sample that torch refuses.
             continue
-        if call is not None and not is_no_operator(call.overload):
-            with suppress(NoText):
-                yield _Sample(call, text_of(call), opinfo, number)
+        if call is not None and not aten.is_no_operator(call.overload):
+            with suppress(aten.NoText):
+                yield _Sample(call, aten.text_of(call), opinfo, number)
 
 
 def _checked(sample: _Sample) -> _Sample | None:
@@ -266,7 +250,7 @@ def _checked(sample: _Sample) -> _Sample | None:
         made = sample.call.cloned()
         first, again = made.results(), sample.call.cloned().results()
         for each in first:
-            text_of_tensor(each)
+            aten.text_of_tensor(each)
         is_same = len(first) == len(again) and all(map(_equal, first, again)) and _is_kept(sample.call, made)
     except Exception:
         # Results without a text, or of a dtype that torch cannot compare.
@@ -274,7 +258,7 @@ def _checked(sample: _Sample) -> _Sample | None:
     return replace(sample, results=first) if first and is_same else None
 
 
-def _is_kept(before: Call, after: Call) -> bool:
+def _is_kept(before: aten.Call, after: aten.Call) -> bool:
     """Returns whether a call has changed no argument but those that its schema names."""
     written, now = before.written(), after.places()
     return all(
@@ -316,11 +300,10 @@ def _spread(samples: Sequence[_Sample], most: int) -> list[_Sample]:
 def _cases_of(operator: str, dtype: str, samples: Sequence[_Sample]) -> Iterator[CaseRow]:
     for sample in samples:
         yield _case(operator, "", dtype, sample, sample.call, sample.results)
-    overload = find_overload(operator)
+    overload = aten.find_overload(operator)
     if overload is None or any(sample.call.written() for sample in samples):
         return
-    variants = variants_of(overload)
-    for variant in filter(None, (variants.in_place, variants.out)):
+    for variant in aten.variants_of(overload):
         made = (_variant(variant, operator, dtype, sample) for sample in samples)
         yield from itertools.islice(filter(None, made), _MOST_VARIANTS)
 
@@ -335,19 +318,23 @@ def _variant(variant: torch._ops.OpOverload, operator: str, dtype: str, sample: 
         # Any kernel of torch may refuse.
         return None
     is_resized = any(each.shape != before.shape for each, before in zip(made.tensors(), call.tensors(), strict=True))
-    same = [text_of_tensor(each) for each in results] == [text_of_tensor(each) for each in sample.results]
-    return _case(name_of(variant), operator, dtype, sample, call, results) if same and not is_resized else None
+    same = [aten.text_of_tensor(each) for each in results] == [aten.text_of_tensor(each) for each in sample.results]
+    return _case(aten.name_of(variant), operator, dtype, sample, call, results) if same and not is_resized else None
 
 
-def variant_call(variant: torch._ops.OpOverload, call: Call, results: Sequence[torch.Tensor]) -> Call:
-    """Returns the call of an in-place or out variant with the arguments of a functional call."""
-    if any(argument.is_out for argument in variant._schema.arguments):
-        return with_out(variant, call, results)
-    return Call(variant, call.positional, call.keywords)
+def variant_call(variant: torch._ops.OpOverload, call: aten.Call, results: Sequence[torch.Tensor]) -> aten.Call:
+    """Returns the call of an in-place or out variant with the arguments of a functional call.
+
+    An out variant writes into tensors like these results, filled with NaN or ones.
+    """
+    outs = [torch.full_like(each, torch.nan if each.is_floating_point() else 1) for each in results]
+    return aten.Call(variant, call.positional, {**call.keywords, **aten.out_arguments(variant, outs)})
 
 
 def _case(
-    operator: str, functional: str, dtype: str, sample: _Sample, call: Call, results: Sequence[torch.Tensor]
+    operator: str, functional: str, dtype: str, sample: _Sample, call: aten.Call, results: Sequence[torch.Tensor]
 ) -> CaseRow:
     name = f"{OPINFO}/{sample.opinfo}/{dtype}/{sample.number}"
-    return case_row(operator, functional, name, str(text_of(call)), slots_of(call.tensors()), slots_of(results))
+    return case_row(
+        operator, functional, name, str(aten.text_of(call)), aten.slots_of(call.tensors()), aten.slots_of(results)
+    )

@@ -133,8 +133,7 @@ def _kernels(implementation: Implementation) -> Iterator[tuple[str, Callable[...
             raise OpAtlasError(f"opatlas.use: {source.path}: torch {torch.__version__} has no operator {name}")
         kernel = load_kernel(source, overload)
         yield name, kernel
-        variants = variants_of(overload)
-        for variant in filter(None, (variants.in_place, variants.out)):
+        for variant in variants_of(overload):
             derived[name_of(variant)] = derive(variant, kernel)
     yield from ((name, kernel) for name, kernel in derived.items() if name not in sources)
 

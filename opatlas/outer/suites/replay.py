@@ -158,19 +158,8 @@ class _BoundKernel:
 class SuiteCandidate(JudgedReplay):
     """Judges the kernel of a case when it is called, and leaves the result in `outcome`."""
 
+    _row: SuiteRow
     _trusts_reference = True
-
-    def __init__(
-        self,
-        row: SuiteRow,
-        job: Job,
-        device: Device,
-        instrument: Instrument,
-        settings: MeasureSettings,
-        group: Group,
-    ) -> None:
-        super().__init__(job, device, instrument, settings, group)
-        self._row = row
 
     def expect_memory(self) -> None:
         """Raises OutOfMemory if the device cannot hold the sets of arguments, the results and the reference."""
@@ -209,11 +198,8 @@ class SuiteCandidate(JudgedReplay):
 
     def _construct(self, function: Callable[..., Any], inputs: LiveInputs, weights_seed: int) -> Constructed:
         call = self._row.call
-        kernel = _BoundKernel(function, call, bool(call.written()), self._converted)
+        kernel = _BoundKernel(function, call, bool(call.written()), partial(setattr, self, "_conversions"))
         return Constructed(kernel.launch, bind=kernel.bind)
-
-    def _converted(self, conversions: Sequence[str]) -> None:
-        self._conversions = conversions
 
     def _own_call(self, arguments: list[Any], weights_seed: int) -> Callable[[], object] | None:
         return Call(self._row.overload, *arguments)

@@ -23,18 +23,7 @@ from typing import Any
 
 from opatlas.errors import OpAtlasError
 from opatlas.files import read_safely
-from opatlas.row.columns import (
-    ARGUMENTS,
-    FUNCTIONAL,
-    INPUT_DTYPES,
-    INPUT_FORMATS,
-    INPUT_SHAPES,
-    OUTPUT_DTYPES,
-    OUTPUT_FORMATS,
-    OUTPUT_SHAPES,
-    SAMPLE,
-    TRACE_COUNT,
-)
+from opatlas.row import columns as col
 from opatlas.row.slots import EMPTY_SHAPE, dtype_of_torch
 from opatlas.text import shortened
 
@@ -356,14 +345,14 @@ def case_row(
         count: how often models make the call; None: unknown.
     """
     cells = {
-        SAMPLE: f"{sample}/{text_digest(arguments)}",
-        ARGUMENTS: arguments,
-        FUNCTIONAL: functional and folder_of(functional),
-        TRACE_COUNT: "" if count is None else str(count),
+        col.SAMPLE: f"{sample}/{text_digest(arguments)}",
+        col.ARGUMENTS: arguments,
+        col.FUNCTIONAL: functional and folder_of(functional),
+        col.TRACE_COUNT: "" if count is None else str(count),
     }
     for slots, (shapes, dtypes, formats) in (
-        (inputs, (INPUT_SHAPES, INPUT_DTYPES, INPUT_FORMATS)),
-        (outputs, (OUTPUT_SHAPES, OUTPUT_DTYPES, OUTPUT_FORMATS)),
+        (inputs, (col.INPUT_SHAPES, col.INPUT_DTYPES, col.INPUT_FORMATS)),
+        (outputs, (col.OUTPUT_SHAPES, col.OUTPUT_DTYPES, col.OUTPUT_FORMATS)),
     ):
         joined = ";".join(",".join(map(str, shape)) for shape, _ in slots)
         cells[shapes] = joined or (EMPTY_SHAPE if slots else "")

@@ -17,19 +17,7 @@ from opatlas.row.columns import ACCELERATOR_CORE, INPUT_SHAPES, OP_STATE
 from opatlas.row.slots import EMPTY_WORDS
 from opatlas.text import Word, pluralize
 
-from .structure import (
-    LayerKind,
-    Module,
-    ScopeKind,
-    StepPhase,
-    StepSource,
-    find_scopes,
-    find_structure,
-    known_types,
-    matches,
-    phase_of,
-    unfusable_source,
-)
+from . import structure as model
 
 #: The part of a step that a SuperKernel must save to be kept, by the guide of CANN's recipes.
 GATE = 0.10
@@ -39,8 +27,8 @@ CAP_US, SYNC_US = 5.0, 0.5
 _AI_CORES = frozenset({"AI_CORE", "AI_VECTOR_CORE", "MIX_AIC", "MIX_AIV"})
 #: Phases whose steps are left out where a capture has others, and why they are refused.
 _REFUSED_PHASES = {
-    StepPhase.TRAINING: "training: its graphs are dynamic, and SuperKernel is for decode",
-    StepPhase.PREFILL: "prefill: SuperKernel is for decode",
+    model.StepPhase.TRAINING: "training: its graphs are dynamic, and SuperKernel is for decode",
+    model.StepPhase.PREFILL: "prefill: SuperKernel is for decode",
 }
 #: What makes a graph static.
 GRAPH = (
@@ -61,10 +49,6 @@ class CutReason(Word):
     SHAPES = "shapes that change between steps"
     BRANCH = "not in every step"
     STEP = "boundary of steps"
-
-
-#: Reasons that no other graph and no other operator would remove.
-_HARD = frozenset({CutReason.OTHER_STREAM, CutReason.AI_CPU, CutReason.NO_AI_CORE, CutReason.COLLECTIVE})
 
 
 class ScopeVerdict(Word):
@@ -96,8 +80,6 @@ class Cuts:
 
     Attributes:
         fusable: whether a SuperKernel may hold each launch.
-        hard: whether each launch is one that neither a static graph nor another operator would make fusable. Supported
-            collectives count as hard: between them lies the time that a device waits for others.
         counts: each reason that occurs, in the order of `CutReason`.
         collectives: supported collectives, which do not cut.
     """
@@ -118,7 +100,8 @@ class Cuts:
         by_reason: dict[CutReason, Counter[str]] = {reason: Counter() for reason in CutReason}
         for place, launch in enumerate(launches):
             own = [CutReason.OTHER_STREAM] if beside[place] else []
-            of_graph = changes[place] if changes is not None else CutReason.DYNAMIC if _is_dynamic(launch) else None
+            dynamic = CutReason.DYNAMIC if _state(launch) == "dynamic" else None
+            of_graph = dynamic if changes is None else changes[place]
             own += _reasons(launch, bool(collective[place]), of_graph)
             for reason in own:
                 by_reason[reason][launch.kernel_type] += 1
@@ -126,19 +109,19 @@ class Cuts:
         self.counts: list[CutCount] = []
         for reason, types in by_reason.items():
             if count := steps[-1] if reason is CutReason.STEP else types.total():
-                sources = dict.fromkeys(map(unfusable_source, types if reason is CutReason.UNFUSABLE else ()))
+                sources = dict.fromkeys(map(model.unfusable_source, types if reason is CutReason.UNFUSABLE else ()))
                 self.counts.append(CutCount(reason, count, dict(types.most_common()), tuple(sources)))
         self.fusable = np.array([not own for own in reasons], dtype=bool)
-        self.hard = np.array([not _HARD.isdisjoint(own) for own in reasons], dtype=bool) | collective
         self.collectives = int((collective & self.fusable).sum())
         self._waits = _waits_for_others(timeline)
 
-    def divided(self, inside: np.ndarray, start: int, stop: int) -> list[np.ndarray]:
-        """Returns the launches that are `inside`, from `start` to before `stop`, divided at cuts: two or more each."""
+    def divided(self, start: int, stop: int) -> list[np.ndarray]:
+        """Returns the fusable launches from `start` to before `stop`, divided at cuts: two or more each."""
         # Launches beside the main stream are in no part, and do not end one either.
         main = start + np.flatnonzero(~self._timeline.beside_main[start:stop])
         before, after = main[:-1], main[1:]
-        cut = ~inside[after] | ~inside[before] | self._waits[after] | (self._steps[after] != self._steps[before])
+        fused = self.fusable[after] & self.fusable[before] & (self._steps[after] == self._steps[before])
+        cut = ~fused | self._waits[after]
         return [part for part in np.split(main, np.flatnonzero(cut) + 1) if len(part) > 1]
 
 
@@ -149,7 +132,7 @@ def _reasons(launch: Launch, collective: bool, of_graph: CutReason | None) -> li
         of_graph: why a static graph cannot hold it; None if one can.
     """
     if collective:
-        is_supported = matches(launch.kernel_type, known_types().collectives.patterns)
+        is_supported = model.matches(launch.kernel_type, model.known_types().collectives.patterns)
         return [] if is_supported else [CutReason.COLLECTIVE]
     core = launch.cells.get(ACCELERATOR_CORE, "").upper()
     found = []
@@ -157,17 +140,13 @@ def _reasons(launch: Launch, collective: bool, of_graph: CutReason | None) -> li
         found.append(CutReason.AI_CPU)
     elif core not in _AI_CORES and core not in EMPTY_WORDS:
         found.append(CutReason.NO_AI_CORE)
-    if unfusable_source(launch.kernel_type):
+    if model.unfusable_source(launch.kernel_type):
         found.append(CutReason.UNFUSABLE)
     return found if of_graph is None else [*found, of_graph]
 
 
 def _state(launch: Launch) -> str:
     return launch.cells.get(OP_STATE, "").strip().lower()
-
-
-def _is_dynamic(launch: Launch) -> bool:
-    return _state(launch) == "dynamic"
 
 
 def _changes(timeline: LaunchTimeline, steps: Sequence[tuple[int, int]]) -> list[CutReason | None]:
@@ -250,7 +229,7 @@ class ScopeGain:
         verdict, reason: what to do, and why.
     """
 
-    kind: ScopeKind
+    kind: model.ScopeKind
     occurrences: float
     kernels: float
     fused_kernels: float
@@ -276,8 +255,6 @@ class ScopeAnalysis:
         analysed_steps: the steps that the scopes are of.
         step_us: the mean duration of these steps, with gaps of at most the cap.
         needs_graph: whether the capture is of a run without a static graph: no kernel has the OP State static.
-        upper_bound: of any scopes in the whole capture: all kernels between collectives, AI CPU kernels, other streams
-            and steps.
         cuts: what splits SuperKernels, with counts.
         supported_collectives: those that do not cut.
         layers: the kinds of layers, in all steps.
@@ -288,29 +265,28 @@ class ScopeAnalysis:
     """
 
     steps: int
-    steps_by: StepSource
-    phases: Mapping[StepPhase, int]
+    steps_by: model.StepSource
+    phases: Mapping[model.StepPhase, int]
     analysed_steps: int
     step_us: float
     needs_graph: bool
-    upper_bound: ScopeGain
     cuts: Sequence[CutCount]
     supported_collectives: int
-    layers: Sequence[LayerKind]
-    module_shares: Mapping[Module, float]
+    layers: Sequence[model.LayerKind]
+    module_shares: Mapping[model.Module, float]
     scopes: Sequence[ScopeGain]
     refusals: Sequence[str]
     notes: Sequence[str]
 
-    def scope(self, kind: ScopeKind) -> ScopeGain | None:
+    def scope(self, kind: model.ScopeKind) -> ScopeGain | None:
         """Returns the prediction for a kind of scope; None if the capture has no such scope."""
         return next((each for each in self.scopes if each.kind is kind), None)
 
 
 def analyse(timeline: LaunchTimeline) -> ScopeAnalysis:
     """Analyses a timeline."""
-    structure = find_structure(timeline)
-    phases = [phase_of(timeline.kernels[start:stop]) for start, stop in structure.ranges]
+    structure = model.find_structure(timeline)
+    phases = [model.phase_of(timeline.kernels[start:stop]) for start, stop in structure.ranges]
     served = [each for each, of in zip(structure.ranges, phases, strict=True) if of not in _REFUSED_PHASES]
     analysed = served or structure.ranges
     states = set(map(_state, timeline.launches))
@@ -320,7 +296,7 @@ def analyse(timeline: LaunchTimeline) -> ScopeAnalysis:
     step_us = sum(_step_us(timeline, *each) for each in analysed) / len(analysed)
     scopes = [
         _gain(timeline, cuts, kind, ranges, len(analysed), step_us, refusals[0] if refusals else "")
-        for kind, ranges in find_scopes(timeline, structure, analysed).items()
+        for kind, ranges in model.find_scopes(timeline, structure, analysed).items()
     ]
     by_module = {gain.kind.value: gain.duration_us for gain in scopes}
     main_us = sum(
@@ -333,11 +309,12 @@ def analyse(timeline: LaunchTimeline) -> ScopeAnalysis:
         analysed_steps=len(analysed),
         step_us=step_us,
         needs_graph=needs_graph,
-        upper_bound=_gain(timeline, cuts, ScopeKind.STEP, [(0, len(cuts.hard))], 1, step_us, "", inside=~cuts.hard),
         cuts=cuts.counts,
         supported_collectives=cuts.collectives,
         layers=structure.kinds,
-        module_shares={each: by_module[each.value] / main_us for each in Module if each.value in by_module and main_us},
+        module_shares={
+            each: by_module[each.value] / main_us for each in model.Module if each.value in by_module and main_us
+        },
         scopes=scopes,
         refusals=refusals,
         notes=list(_notes(timeline, structure.step_source, phases, needs_graph, len(analysed))),
@@ -353,13 +330,11 @@ def _step_us(timeline: LaunchTimeline, start: int, stop: int) -> float:
 def _gain(
     timeline: LaunchTimeline,
     cuts: Cuts,
-    kind: ScopeKind,
+    kind: model.ScopeKind,
     ranges: Sequence[tuple[int, int]],
     steps: int,
     step_us: float,
     refusal: str,
-    *,
-    inside: np.ndarray | None = None,
 ) -> ScopeGain:
     """Returns the prediction for a scope.
 
@@ -368,10 +343,8 @@ def _gain(
         steps: the number of steps that these are from.
         step_us: the mean duration of these steps, by `_step_us`.
         refusal: why no scope of the capture may be tried; "" if one may.
-        inside: whether each launch may be fused; None: as the cuts tell.
     """
-    fusable = cuts.fusable if inside is None else inside
-    pieces = [piece for each in ranges for piece in cuts.divided(fusable, *each)]
+    pieces = [piece for each in ranges for piece in cuts.divided(*each)]
     all_gaps = _gaps_us(timeline, pieces)
     gaps, (capped, saved) = float(all_gaps.sum()), _saved_us(all_gaps)
     main = [start + np.flatnonzero(~timeline.beside_main[start:stop]) for start, stop in ranges]
@@ -400,7 +373,7 @@ def _gain(
     )
 
 
-def _refusals(timeline: LaunchTimeline, phases: Sequence[StepPhase]) -> list[str]:
+def _refusals(timeline: LaunchTimeline, phases: Sequence[model.StepPhase]) -> list[str]:
     found = []
     if timeline.is_excerpt:
         found.append(
@@ -415,7 +388,11 @@ def _refusals(timeline: LaunchTimeline, phases: Sequence[StepPhase]) -> list[str
 
 
 def _notes(
-    timeline: LaunchTimeline, source: StepSource, phases: Sequence[StepPhase], needs_graph: bool, analysed: int
+    timeline: LaunchTimeline,
+    source: model.StepSource,
+    phases: Sequence[model.StepPhase],
+    needs_graph: bool,
+    analysed: int,
 ) -> Iterator[str]:
     yield from timeline.problems
     if needs_graph:
@@ -432,9 +409,9 @@ def _notes(
         yield "no stream is known: kernels of other streams are told by overlaps only"
     if not any(map(_state, timeline.launches)):
         yield "the capture has no OP State: whether its kernels are static is not known"
-    if source is StepSource.NOTHING:
+    if source is model.StepSource.NOTHING:
         yield "the capture has no Step Id, and no repetition tells steps: taken for one step"
-    if set(phases) == {StepPhase.UNKNOWN}:
+    if set(phases) == {model.StepPhase.UNKNOWN}:
         yield "the kernel types do not tell the phase: check that these are steps of decode"
     left_out = [phase for phase in phases if phase in _REFUSED_PHASES]
     if left_out and len(left_out) < len(phases):

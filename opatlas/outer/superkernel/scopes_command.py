@@ -18,7 +18,7 @@ from opatlas.show.result import Column, Fields, Part, Result, Table
 from opatlas.text import Word, pluralize
 
 from .advice import CHECKS, LEAST_RUNS, MOST_RUNS, ScopeAdvice, advise, analysis_as_json
-from .scopes import CAP_US, GATE, SYNC_US, ScopeAnalysis, analyse
+from .scopes import GATE, ScopeAnalysis, analyse
 from .structure import StepPhase, StepSource, find_structure, known_types, matches, phase_of
 
 #: Sums of two such times are int64.
@@ -292,7 +292,6 @@ def _commands(names: Sequence[str]) -> Table:
 
 
 def _parts(timeline: LaunchTimeline, analysis: ScopeAnalysis, advice: ScopeAdvice) -> Iterator[Part]:
-    bound = analysis.upper_bound
     yield Fields(
         {
             "kernels": len(timeline.launches),
@@ -310,18 +309,6 @@ def _parts(timeline: LaunchTimeline, analysis: ScopeAnalysis, advice: ScopeAdvic
     yield from (f"note: {note}" for note in analysis.notes)
     if not analysis.refusals:
         yield from _advice(advice)
-    us, gaps, capped = bound.duration_us or 1.0, bound.gaps_us, bound.capped_us
-    yield Fields(
-        {
-            "kernels": (round(bound.fused_kernels), f"in {bound.super_kernels:,.0f} stretches"),
-            "duration(us)": microseconds(bound.duration_us),
-            "gaps(us)": (microseconds(gaps), percent(gaps / (us + gaps))),
-            f"gaps up to {CAP_US:g} us": (microseconds(capped), percent(capped / (us + capped))),
-            f"less {SYNC_US:g} us for each": (microseconds(bound.saved_us), percent(bound.ceiling)),
-        },
-        title="upper bound, between collectives, AI CPU kernels, other streams and steps",
-        detail=True,
-    )
     cuts = [(cut.reason, cut.count, _first_types(cut.kernel_types)) for cut in analysis.cuts]
     yield Table(("reason", "count", "kernel types"), cuts, title="what splits a SuperKernel", detail=True)
     layers = [(kind.layers / analysis.steps, len(kind.kernel_types)) for kind in analysis.layers]

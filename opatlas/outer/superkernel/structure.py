@@ -117,11 +117,6 @@ def is_normalization(kernel_type: str) -> bool:
     return matches(kernel_type, known_types().normalization)
 
 
-def is_attention(kernel_type: str) -> bool:
-    """Returns whether a kernel type computes an attention."""
-    return matches(kernel_type, known_types().attention)
-
-
 def unfusable_source(kernel_type: str) -> str:
     """Returns who says that a kernel type splits a SuperKernel; "" if nobody does."""
     return next((rule.source for rule in known_types().unfusable if matches(kernel_type, rule.patterns)), "")
@@ -233,7 +228,7 @@ def find_layers(kernel_types: Sequence[str]) -> tuple[Layer, ...]:
     names = [_NORMALIZATION if is_normalization(name) else name for name in kernel_types]
     number = {name: index for index, name in enumerate(dict.fromkeys(names))}
     codes = np.array([number[name] for name in names], dtype=np.int64)
-    attends = np.array([is_attention(name) for name in kernel_types], dtype=bool)
+    attends = np.array([matches(name, known_types().attention) for name in kernel_types], dtype=bool)
     layers: list[Layer] = []
     rest = codes.copy()
     for kind in range(_MOST_KINDS):

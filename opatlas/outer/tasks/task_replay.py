@@ -31,6 +31,7 @@ from opatlas.run.devices.device import Device
 from opatlas.run.group import Group
 from opatlas.run.instruments.instrument import Instrument, MeasureSettings
 from opatlas.run.job import Job
+from opatlas.run.registry import ReplaySpec
 from opatlas.text import exception_line
 
 _NAME = "opatlas_task"
@@ -210,23 +211,25 @@ class TaskReferee(Referee):
 
     def expected(self, arguments: list[Any], weights: dict[str, torch.Tensor]) -> FlatResults:
         """Returns the results in float64; in the task's own dtypes, with a note, where float64 fails."""
-        if self._own_error is None:
-            self._own_error = 0.0
-            native = self.native(cloned(arguments), weights)
-            with contextlib.suppress(Exception):
-                expected = self._run(self._double(), in_float64(arguments), weights)
-                error = compare_results(native, expected).error
-                self._own_error = error if math.isfinite(error) else 0.0
-                if self._own_error > 1:
-                    self.notes.append(f"Model itself is off by {self._own_error:.3g} tolerances in its own dtypes")
         if self._has_float64:
             try:
-                return self._run(self._double(), in_float64(arguments), weights)
+                expected = self._run(self._double(), in_float64(arguments), weights)
             except Exception as error:
                 self._has_float64 = False
                 self._model = None
                 self.notes.append(f"checked with Model in its own dtypes, since float64 fails: {exception_line(error)}")
-        return self.native(arguments, weights)
+        if not self._has_float64:
+            return self.native(arguments, weights)
+        if self._own_error is None:
+            self._own_error = 0.0
+            native = self.native(cloned(arguments), weights)
+            # Results that are no tensors may not compare.
+            with contextlib.suppress(Exception):
+                off = compare_results(native, expected).error
+                self._own_error = off if math.isfinite(off) else 0.0
+                if self._own_error > 1:
+                    self.notes.append(f"Model itself is off by {self._own_error:.3g} tolerances in its own dtypes")
+        return expected
 
     def compare(self, results: FlatResults, expected: FlatResults) -> Compared:
         return compare_results(results, expected, max(1.0, _OF_MODEL * (self._own_error or 0.0)))
@@ -266,8 +269,10 @@ def _number(job: Job) -> int:
     return int(job.cells.get(TASK_INPUTS, "0") or 0)
 
 
-def bind(job: Job, device: Device, instrument: Instrument, settings: MeasureSettings, group: Group) -> Any:
-    """Returns `row` and `replay` of a task. Raises MissingPrecondition if the session does not name the task."""
+def bind_task(
+    job: Job, spec: ReplaySpec, device: Device, instrument: Instrument, settings: MeasureSettings, group: Group
+) -> tuple[_Row, TaskReplay]:
+    """Makes `row` and `replay` of a task. Raises MissingPrecondition if the session does not name the task."""
     if not isinstance(job.subject, Task):
         raise MissingPrecondition("a row of a task runs with --tasks, which names the task's file or folder")
     row = _Row(job.subject, _number(job))
@@ -279,22 +284,11 @@ class TaskReplay(JudgedReplay):
 
     #: A candidate may do anything to its process. The thousands of cases of a suite share one until a guard objects.
     _is_alone = True
-
-    def __init__(
-        self,
-        row: _Row,
-        job: Job,
-        device: Device,
-        instrument: Instrument,
-        settings: MeasureSettings,
-        group: Group,
-    ) -> None:
-        super().__init__(job, device, instrument, settings, group)
-        self._row = row
-        self._file = self._file or str(row.task.path)
-        self._module: TaskModule
+    _row: _Row
+    _module: TaskModule
 
     def _prepare(self) -> None:
+        self._file = self._file or str(self._row.task.path)
         try:
             self._module = TaskModule(self._row.task)
         except ImportError as error:

@@ -13,8 +13,6 @@ import ast
 import json
 import multiprocessing
 import os
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,21 +20,20 @@ from typing import Any
 
 from opatlas.data.database import Database
 from opatlas.errors import OpAtlasError
-from opatlas.files import read_safely
+from opatlas.files import read_file
+from opatlas.outer.judging.rules import CandidateSource
 from opatlas.outer.tasks.task import MODEL, MODEL_NEW, Task, part_of_name, read_tasks
 from opatlas.row.columns import BASE, INPUT_DTYPES, INPUT_FORMATS, INPUT_SHAPES, TASK_DIGEST, TASK_INPUTS
 from opatlas.row.location import tasks_path
 from opatlas.row.slots import dtype_of_torch
 from opatlas.run.devices.device import DeviceSpec, kind_named
 from opatlas.run.implementation_catalog import Finder, KernelInFile
-from opatlas.run.process.fresh_python import import_environment, module_command
+from opatlas.run.process.fresh_python import answers_of, request_of_parent
 from opatlas.run.registry import Rows, RowSource
 from opatlas.text import exception_line, pluralize, suggest
 
 #: Deadline of one task, in seconds. Inputs have no values, so that only files that compute something take long.
 _DEADLINE_S = 60.0
-#: Seconds that the start of the process may take.
-_START_S = 120.0
 _SHOWN = 3
 
 
@@ -76,7 +73,10 @@ def task_rows(tasks: Sequence[Task], database: Database | None = None) -> TaskRo
     found = TaskRows()
     stored = {task.kernel_type: _stored(task, database) for task in tasks}
     missing = [task for task in tasks if not stored[task.kernel_type]]
-    described = dict(zip((task.kernel_type for task in missing), _describe(missing), strict=True)) if missing else {}
+    request = [(str(task.path), task.digest) for task in missing]
+    answers = answers_of(__name__, request, "--tasks: the inputs of tasks cannot be read") if missing else ()
+    described: dict[str, list[list[tuple[str, str]]] | str]
+    described = dict(zip((task.kernel_type for task in missing), answers, strict=True))
     for task in tasks:
         name = task.kernel_type
         if stored[name]:
@@ -107,27 +107,6 @@ def _cells(task: Task, number: int, tensors: Sequence[tuple[str, str]]) -> Mappi
     cells[INPUT_DTYPES] = ";".join(dtype for _, dtype in tensors)
     cells[INPUT_FORMATS] = ";".join("ND" for _ in tensors)
     return {**cells, TASK_DIGEST: task.digest, TASK_INPUTS: str(number)}
-
-
-def _describe(tasks: Sequence[Task]) -> list[list[list[tuple[str, str]]] | str]:
-    """Returns shapes and dtypes of the tensors in each list of inputs of each task, or why a task has none."""
-    try:
-        done = subprocess.run(
-            module_command("opatlas.outer.tasks.task_rows"),
-            input=json.dumps([(str(task.path), task.digest) for task in tasks]),
-            capture_output=True,
-            text=True,
-            timeout=_START_S + _DEADLINE_S * len(tasks),
-            env=import_environment(),
-            check=False,
-        )
-        found: list[list[list[tuple[str, str]]] | str] = json.loads(done.stdout)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise OpAtlasError(f"--tasks: the process that reads the inputs of tasks did not run ({error})") from None
-    except ValueError:
-        said = done.stderr.strip().rpartition("\n")[2] or f"exit code {done.returncode}"
-        raise OpAtlasError(f"--tasks: the process that reads the inputs of tasks ended early ({said})") from None
-    return found
 
 
 def task_source(option: argparse.Namespace, devices: Sequence[DeviceSpec]) -> RowSource:
@@ -167,7 +146,6 @@ def _rows(tasks: Mapping[str, Task], ops: frozenset[str], database: Database) ->
 _LARGEST_BYTES = 4 << 20
 #: The function of a candidate in AKG's form has a name that ends so.
 _KERNEL, _AKG_ENDS = "kernel", ("_torch", "_numpy", "_mindspore")
-_DECORATORS_OF_KERNELS = frozenset({"jit", "autotune", "heuristics"})
 
 
 def find_candidates(tasks: Sequence[Task]) -> Finder:
@@ -225,17 +203,14 @@ def candidate_function(path: Path) -> str:
     Raises:
         OpAtlasError: the file cannot be read.
     """
-    try:
-        tree = ast.parse(read_safely(path, _LARGEST_BYTES), str(path))
-    except OSError as error:
-        raise OpAtlasError(f"{path}: cannot be read ({error.strerror or error})") from None
-    except (SyntaxError, ValueError, RecursionError):
+    content = read_file(path, _LARGEST_BYTES, "correct the path or its rights")
+    source = CandidateSource(content.decode("utf-8-sig", "replace"))
+    body = source.tree.body
+    if source.is_empty:
         return MODEL_NEW
-    if all(isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) for node in tree.body):
-        return MODEL_NEW
-    classes = {name for node in tree.body for name in _defined(node)}
-    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")]
-    hosts = [node.name for node in functions if not any(map(_is_kernel, node.decorator_list))]
+    classes = {name for node in body for name in _defined(node)}
+    functions = [node.name for node in body if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")]
+    hosts = [name for name in functions if name not in source.triton_kernels]
     if MODEL_NEW in classes:
         return MODEL_NEW
     if _KERNEL in hosts:
@@ -262,12 +237,6 @@ def _defined(node: ast.stmt) -> Iterator[str]:
             pass
 
 
-def _is_kernel(decorator: ast.expr) -> bool:
-    called = decorator.func if isinstance(decorator, ast.Call) else decorator
-    name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
-    return name in _DECORATORS_OF_KERNELS
-
-
 def _by_name(tasks: Sequence[Task]) -> Mapping[str, Task]:
     """Returns the tasks by the names that a file may have, in lower case: full, within the set, or its last part.
 
@@ -285,27 +254,25 @@ def _by_name(tasks: Sequence[Task]) -> Mapping[str, Task]:
 
 
 def _main() -> None:
-    """The process that reads inputs: gets paths and digests on stdin, and prints what `_describe` returns.
+    """The process that reads inputs: gets paths and digests, and answers with what `_inputs` returns for each task.
 
     Each task runs in a fork, which is killed at its deadline. torch makes the inputs on device "meta", where tensors
-    have no values and take no memory; files that need values get them. What the tasks print goes to stderr.
+    have no values and take no memory; files that need values get them.
     """
     import torch
 
     # Each fork would import it again.
     import opatlas.outer.tasks.task_replay  # noqa: F401
 
-    answers = os.dup(1)
-    os.dup2(2, 1)
+    request, answer = request_of_parent()
     # A fork must not inherit threads.
     torch.set_num_threads(1)
     # A task that loads a model from a hub must find the files on this machine: the hub would be asked for minutes.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     # Loads the parts of torch that device "meta" needs: each fork would load it again.
     torch.randint(0, 2, (2, 2), device="meta").bool().tril().T.contiguous()
-    found = [_in_fork(Path(path), digest) for path, digest in json.load(sys.stdin)]
-    with os.fdopen(answers, "w", encoding="utf-8") as stream:
-        json.dump(found, stream)
+    for path, digest in request:
+        answer(_in_fork(Path(path), digest))
 
 
 def _in_fork(path: Path, digest: str) -> object:

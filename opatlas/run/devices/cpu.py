@@ -13,16 +13,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from opatlas.errors import OpAtlasError
 from opatlas.row.location import cpu_device_name
+from opatlas.run.devices import system
 from opatlas.run.devices.device import Device, DeviceDescription, DeviceKind, DeviceSpec
-from opatlas.run.devices.system import (
-    ROOT,
-    available_cores,
-    available_memory,
-    cpu_quota,
-    memory_limit,
-    read_text,
-    usable_cores,
-)
 from opatlas.text import parse_whole
 
 if TYPE_CHECKING:
@@ -68,12 +60,12 @@ class CpuDevice(Device):
         from opatlas.run.devices.device_lock import device_lock
 
         self.spec, self.settings = spec, settings
-        self._threads = settings.threads or available_cores()
+        self._threads = settings.threads or system.available_cores()
         torch.set_num_threads(self._threads)
         # Starts the threads now, because under `bounded_memory` the memory may not suffice for their stacks.
         torch.ones(1 << 17)
         self.torch_device = torch.device("cpu")
-        self._plan = plan_flush(usable_cores(), self._threads)
+        self._plan = plan_flush(system.usable_cores(), self._threads)
         self._buffer: torch.Tensor | None = None
         # Rows that are measured at the same time slow each other down.
         self.lock = device_lock("cpu")
@@ -89,8 +81,8 @@ class CpuDevice(Device):
             "last_level_caches": plan.caches,
             "flush_read_bytes": plan.read_bytes,
             "memory_bytes": _memory_bytes(),
-            "cpu_quota_cores": cpu_quota(),
-            "memory_limit_bytes": memory_limit(),
+            "cpu_quota_cores": system.cpu_quota(),
+            "memory_limit_bytes": system.memory_limit(),
             "torch_cpu_capability": torch.backends.cpu.get_cpu_capability(),
         }
         return DeviceDescription(cpu_device_name(), {name: fact for name, fact in facts.items() if fact is not None})
@@ -113,7 +105,7 @@ class CpuDevice(Device):
         A kernel or its formula may need far more memory than the row's tensors, for instance for the scores of a long
         attention. Does nothing on systems other than Linux.
         """
-        used = re.search(r"^VmData:\s*(\d+) kB", read_text(Path("/proc/self/status")), flags=re.MULTILINE)
+        used = re.search(r"^VmData:\s*(\d+) kB", system.read_text(Path("/proc/self/status")), flags=re.MULTILINE)
         if used is None:
             yield
             return
@@ -129,8 +121,8 @@ class CpuDevice(Device):
 
 def host_available_bytes() -> int:
     """Returns the bytes that can be allocated without swapping, within the limits of the process's control groups."""
-    available = re.search(r"^MemAvailable:\s*(\d+) kB", read_text(Path("/proc/meminfo")), flags=re.MULTILINE)
-    of_system, left = int(available[1]) * 1024 if available else _memory_bytes(), available_memory()
+    available = re.search(r"^MemAvailable:\s*(\d+) kB", system.read_text(Path("/proc/meminfo")), flags=re.MULTILINE)
+    of_system, left = int(available[1]) * 1024 if available else _memory_bytes(), system.available_memory()
     return of_system if left is None else min(of_system, left)
 
 
@@ -160,7 +152,7 @@ class CacheDomain:
     private_bytes: int
 
 
-def cache_domains(cores: Iterable[int], root: Path = ROOT) -> list[CacheDomain]:
+def cache_domains(cores: Iterable[int], root: Path = system.ROOT) -> list[CacheDomain]:
     """Returns the last-level caches of some cores, the largest first; [] if the system does not report caches."""
     domains: dict[tuple[str, int, int], set[int]] = {}
     for core in cores:
@@ -197,7 +189,7 @@ def _bytes(text: str) -> int | None:
 
 
 def _word(path: Path) -> str:
-    return read_text(path).strip()
+    return system.read_text(path).strip()
 
 
 #: Assumed size of the last-level cache if the system does not say; larger than most.
@@ -219,7 +211,7 @@ class FlushPlan:
     read_bytes: int
 
 
-def plan_flush(cores: Iterable[int], threads: int, root: Path = ROOT) -> FlushPlan:
+def plan_flush(cores: Iterable[int], threads: int, root: Path = system.ROOT) -> FlushPlan:
     """Returns how `threads` threads flush the caches of some cores."""
     domains = cache_domains(cores, root)
     if not domains:

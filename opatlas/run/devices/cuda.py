@@ -15,16 +15,7 @@ from opatlas.errors import OpAtlasError
 from opatlas.row.errors import DeviceUnhealthy
 from opatlas.row.location import slug
 from opatlas.row.versions import cuda_version
-from opatlas.run.devices.device import (
-    Accelerator,
-    DeviceDescription,
-    DeviceKind,
-    DeviceSpec,
-    DeviceState,
-    is_hidden,
-    pin_devices,
-    visible_ids,
-)
+from opatlas.run.devices import device as base
 from opatlas.run.devices.system import read_text, run_tool
 from opatlas.text import first_line, parse_whole
 
@@ -104,7 +95,7 @@ _TIMEOUT_S = 60
 _GPU = re.compile(r"^GPU (\d+): (.+?) \(UUID: (GPU-[0-9a-fA-F-]+)\)$", re.MULTILINE)
 
 
-class Cuda(DeviceKind):
+class Cuda(base.DeviceKind):
     """The kind of NVIDIA GPUs."""
 
     name = "cuda"
@@ -136,9 +127,9 @@ class Cuda(DeviceKind):
         return _fatal_errors()
 
     def is_present(self) -> bool:
-        return not is_hidden(self.visible) and bool(cuda_version()) and bool(list_gpus())
+        return not base.is_hidden(self.visible) and bool(cuda_version()) and bool(list_gpus())
 
-    def find(self, name: str | None) -> list[DeviceSpec]:
+    def find(self, name: str | None) -> list[base.DeviceSpec]:
         """Returns a spec for each visible GPU, or each visible GPU of a name. Raises OpAtlasError if no GPU fits."""
         present = list_gpus()
         if not present:
@@ -147,7 +138,7 @@ class Cuda(DeviceKind):
                 f"PATH): in a container, pass the GPUs on (docker run --gpus all ...); leave --device out to replay on "
                 f"another device"
             )
-        ids = visible_ids(self.visible, len(present))
+        ids = base.visible_ids(self.visible, len(present))
         if not ids:
             raise OpAtlasError(
                 f"{self.visible} shows none of the {len(present)} GPUs here: unset it, or list some (0,1)"
@@ -166,14 +157,14 @@ class Cuda(DeviceKind):
             raise OpAtlasError(
                 f"--device {name} is not among the visible GPUs ({', '.join(sorted(names))}): name one of them"
             )
-        return pin_devices(DeviceSpec(self.name, name=name or names.pop()), self.visible, chosen)
+        return base.pin_devices(base.DeviceSpec(self.name, name=name or names.pop()), self.visible, chosen)
 
     def driver_version(self) -> str | None:
         asked = ("--query-gpu=driver_version", "--format=csv,noheader")
         said = read_text(_NVIDIA_MODULE) or run_tool(self.tool, *asked, timeout_s=_TIMEOUT_S)
         return said.partition("\n")[0].strip()
 
-    def state(self, spec: DeviceSpec, own: Collection[int], opened: bool) -> DeviceState | None:
+    def state(self, spec: base.DeviceSpec, own: Collection[int], opened: bool) -> base.DeviceState | None:
         from opatlas.run.devices.nvml import gpu_state
 
         return gpu_state(spec.pinned[1], own, opened) if spec.pinned is not None else None
@@ -224,10 +215,10 @@ def _gpu(entry: str, present: Sequence[Gpu]) -> Gpu:
 _FLUSH_FACTOR = 1.5
 
 
-class CudaDevice(Accelerator):
+class CudaDevice(base.Accelerator):
     """The only GPU that this process sees. Rows of concurrent sessions run one at a time."""
 
-    def __init__(self, spec: DeviceSpec, settings: MeasureSettings) -> None:
+    def __init__(self, spec: base.DeviceSpec, settings: MeasureSettings) -> None:
         """Opens the device.
 
         Raises:
@@ -255,12 +246,12 @@ class CudaDevice(Accelerator):
         # Rows of FLOAT compute in float32. For matrix products this is torch's default.
         torch.backends.cudnn.allow_tf32 = False
 
-    def describe(self) -> DeviceDescription:
+    def describe(self) -> base.DeviceDescription:
         import torch
         from torch.distributed import is_nccl_available
 
         major, minor = torch.cuda.get_device_capability(self.torch_device)
-        return DeviceDescription(
+        return base.DeviceDescription(
             name=self.spec.name or slug(self._properties.name),
             facts={
                 "uuid": self._uuid,

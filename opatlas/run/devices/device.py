@@ -154,6 +154,11 @@ class DeviceKind(Kind):
             OpAtlasError: devices of this kind do not have the instrument.
             InstrumentMissing: the instrument does not work on this machine.
         """
+        if not settings.measures:
+            # Imported here as the instruments are, which only a device's process needs.
+            from opatlas.run.instruments.instrument import NoInstrument
+
+            return NoInstrument()
         missing: list[str] = []
         named = settings.instrument
         for name in self.instruments if named is None else [self.preferred_instrument(named)]:

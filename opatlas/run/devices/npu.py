@@ -16,16 +16,8 @@ from opatlas.errors import OpAtlasError
 from opatlas.row.errors import DeviceUnhealthy, ReplayError, Unsupported
 from opatlas.row.location import DEFAULT_NPU_DEVICE, NPU_DEVICES, UNNAMED_NPU, public_version
 from opatlas.row.versions import cann_version, package_version, same_release
+from opatlas.run.devices import device as base
 from opatlas.run.devices import npu_smi
-from opatlas.run.devices.device import (
-    Accelerator,
-    DeviceDescription,
-    DeviceKind,
-    DeviceSpec,
-    is_hidden,
-    pin_devices,
-    visible_ids,
-)
 from opatlas.run.devices.npu_smi import Chip
 from opatlas.text import first_line
 
@@ -110,7 +102,7 @@ def _fatal_errors() -> FatalErrors:
 _DEVICE_FILES = Path("/dev")
 
 
-class Npu(DeviceKind):
+class Npu(base.DeviceKind):
     """The kind of Ascend NPUs, whose kernels the kernel types are."""
 
     name = "npu"
@@ -152,9 +144,9 @@ class Npu(DeviceKind):
         return self.events if name is None and shutil.which(chosen) is None else chosen
 
     def is_present(self) -> bool:
-        return not is_hidden(self.visible) and bool(npus_present())
+        return not base.is_hidden(self.visible) and bool(npus_present())
 
-    def find(self, name: str | None) -> list[DeviceSpec]:
+    def find(self, name: str | None) -> list[base.DeviceSpec]:
         """Returns a spec for each visible NPU. Raises OpAtlasError if no NPU is visible."""
         present = npus_present()
         if not present:
@@ -163,7 +155,7 @@ class Npu(DeviceKind):
                 f"shows none): in a container, pass the devices and the driver on (docker run --device /dev/davinci0 "
                 f"...); leave --device out to replay on another device"
             )
-        ids = visible_ids(self.visible, present)
+        ids = base.visible_ids(self.visible, present)
         if not ids:
             raise OpAtlasError(
                 f"{self.visible} shows none of the {present} NPUs here: unset it, or list some of them (0,1)"
@@ -171,7 +163,9 @@ class Npu(DeviceKind):
         by_logic = {str(chip.logic): chip for chip in npu_smi.list_chips()}
         names = {npu_smi.database_name_of_chip(by_logic.get(visible), name) for visible in ids}
         # NPUs of one machine are usually alike. Durations of different NPUs do not belong into one folder.
-        return pin_devices(DeviceSpec(self.name, name=names.pop() if len(names) == 1 else ""), self.visible, ids)
+        return base.pin_devices(
+            base.DeviceSpec(self.name, name=names.pop() if len(names) == 1 else ""), self.visible, ids
+        )
 
     def name_remedy(self) -> str:
         shown = npu_smi.list_chips()
@@ -225,10 +219,10 @@ _LEAST_L2_BYTES = 1 << 20
 _FLUSH_FACTOR = 2
 
 
-class NpuDevice(Accelerator):
+class NpuDevice(base.Accelerator):
     """The NPU of a spec. Concurrent rows run one at a time."""
 
-    def __init__(self, spec: DeviceSpec, settings: MeasureSettings) -> None:
+    def __init__(self, spec: base.DeviceSpec, settings: MeasureSettings) -> None:
         """Opens the device.
 
         Raises:
@@ -259,7 +253,7 @@ class NpuDevice(Accelerator):
         number = self._chip.physical if self._chip else spec.pinned[1] if spec.pinned else spec.index
         self.lock = device_lock(f"npu{number}")
 
-    def describe(self) -> DeviceDescription:
+    def describe(self) -> base.DeviceDescription:
         import torch
 
         from opatlas.run.devices import npu_operators
@@ -287,7 +281,7 @@ class NpuDevice(Accelerator):
             "npu_smi": "asked" if self._chip else "not on PATH, or it does not show this device",
             **{f"npu_smi {name}": value for name, value in said.board.items()},
         }
-        return DeviceDescription(
+        return base.DeviceDescription(
             name=self.spec.name or str(self._properties.name),
             facts={name: fact for name, fact in facts.items() if fact is not None},
             state=said.state,
@@ -323,7 +317,7 @@ def _expect_visible(npu: Any) -> None:
     )
 
 
-def _chip_of(spec: DeviceSpec) -> Chip | None:
+def _chip_of(spec: base.DeviceSpec) -> Chip | None:
     """Returns npu-smi's entry of a device; None if npu-smi does not list the device."""
     logic = spec.pinned[1] if spec.pinned else str(spec.index)
     return next((chip for chip in npu_smi.list_chips() if str(chip.logic) == logic), None)

@@ -15,14 +15,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from opatlas.row.columns import (
-    ATTENTION_TYPES,
-    INPUT_DTYPES,
-    INPUT_SHAPES,
-    MEAN_LENGTHS,
-    RUNTIME_PREFIX,
-    WITHOUT_LENGTHS,
-)
+from opatlas.row import columns as col
 from opatlas.row.errors import Unsupported
 from opatlas.row.slots import FP8
 
@@ -49,7 +42,7 @@ RANGE = (-2.0, 2.0)
 
 #: The remedy for lengths of sequences that are missing or contradict each other.
 _LENGTHS = (
-    f"fill {RUNTIME_PREFIX}actual_seq_lengths_values and {RUNTIME_PREFIX}actual_seq_lengths_kv_values with "
+    f"fill {col.RUNTIME_PREFIX}actual_seq_lengths_values and {col.RUNTIME_PREFIX}actual_seq_lengths_kv_values with "
     f"opatlas ingest --attention-records (docs/captures.md), or correct the shapes"
 )
 #: The mask that means a causal mask of any lengths (sparse_mode 2 and 3).
@@ -102,9 +95,9 @@ def assign_pages(row: ReplayRow, table: tuple[int, int], blocks: int, block_size
         row.assume(f"every sequence has {average} keys, the recorded average")
         return [average] * count
     length = max(min(width, blocks // count), 1) * block_size
-    known_by = RUNTIME_PREFIX + "block_table_valid_blocks"
-    if row.kernel_type in ATTENTION_TYPES:
-        known_by = f"{RUNTIME_PREFIX}actual_seq_lengths_kv_values, which opatlas ingest --attention-records fills,"
+    known_by = col.RUNTIME_PREFIX + "block_table_valid_blocks"
+    if row.kernel_type in col.ATTENTION_TYPES:
+        known_by = f"{col.RUNTIME_PREFIX}actual_seq_lengths_kv_values, which opatlas ingest --attention-records fills,"
     row.assume(f"every sequence has {length} keys, its share of the cache ({known_by} would tell)")
     return [length] * count
 
@@ -116,7 +109,7 @@ def with_operator_shapes(row: ReplayRow) -> ReplayRow:
     raw = row.cells.get(_RAW, "").strip()
     if not raw:
         return row
-    operator = ReplayRow(row.kernel_type, {**row.cells, INPUT_SHAPES: raw}, row.device)
+    operator = ReplayRow(row.kernel_type, {**row.cells, col.INPUT_SHAPES: raw}, row.device)
     operator.assumptions = row.assumptions
     return operator
 
@@ -130,18 +123,18 @@ def read_attention(row: ReplayRow) -> AttentionCall:
     Raises:
         Unsupported: the row says that its lengths are not known.
     """
-    column, cell = WITHOUT_LENGTHS
+    column, cell = col.WITHOUT_LENGTHS
     if row.cells.get(column) == cell:
         raise Unsupported(
             "the lengths of the sequences are not known: opatlas ingest --attention-records, or --attention"
         )
-    if MEAN_LENGTHS in row.cells.items():
+    if col.MEAN_LENGTHS in row.cells.items():
         row.assume("each sequence has the mean length of its step")
     return _AttentionReader(row).call()
 
 
-_RAW = RUNTIME_PREFIX + "operator_input_shapes_raw"
-_VALID_BLOCKS = RUNTIME_PREFIX + "block_table_valid_blocks"
+_RAW = col.RUNTIME_PREFIX + "operator_input_shapes_raw"
+_VALID_BLOCKS = col.RUNTIME_PREFIX + "block_table_valid_blocks"
 
 
 def _name(slot: int) -> str:
@@ -153,7 +146,7 @@ class _AttentionReader:
 
     def __init__(self, row: ReplayRow) -> None:
         self.row = row
-        self.shapes_column = _RAW if row.cells.get(_RAW, "").strip() else INPUT_SHAPES
+        self.shapes_column = _RAW if row.cells.get(_RAW, "").strip() else col.INPUT_SHAPES
 
     def call(self) -> AttentionCall:
         for slot, tensor in enumerate(self.row.input_slots):
@@ -202,7 +195,7 @@ class _AttentionReader:
     def layout(self) -> str:
         query = self.needed(QUERY)
         inferred = {3: "TND", 4: "BNSD_NBSD"}.get(len(query), "")
-        column = RUNTIME_PREFIX + "input_layout"
+        column = col.RUNTIME_PREFIX + "input_layout"
         recorded = self.row.cells.get(column, "").strip(" \"'").upper()
         known = recorded in ("", "TND", "BNSD_NBSD")
         self.row.expect(known, column, "only TND and BNSD_NBSD are replayed", "correct the cell, if it is wrong")
@@ -271,7 +264,7 @@ class _AttentionReader:
     def sparse_mode(self, layout: str) -> int:
         mask, recorded = self.shape(MASK), self.recorded_mode()
         mode = recorded if recorded is not None else (0 if mask is None else 3)
-        column, remedy = RUNTIME_PREFIX + "sparse_mode", "correct it, if it is wrong"
+        column, remedy = col.RUNTIME_PREFIX + "sparse_mode", "correct it, if it is wrong"
         self.row.expect(mode in (0, 3), column, "only 0 (no mask) and 3 (causal) are replayed", remedy)
         self.expect(
             mask is None or (mask[-2:] == CAUSAL_MASK and math.prod(mask[:-2]) == 1),
@@ -291,7 +284,7 @@ class _AttentionReader:
         dtype = self.row.input_slots[MASK].dtype if self.shape(MASK) else "INT8"
         known = dtype in ("INT8", "UINT8", "BOOL")
         problem = f"slot 4 (atten_mask) is {dtype}, not INT8, UINT8 or BOOL"
-        self.row.expect(known, INPUT_DTYPES, problem, "correct it")
+        self.row.expect(known, col.INPUT_DTYPES, problem, "correct it")
         return dtype
 
     def expect_dtypes(self) -> None:
@@ -304,7 +297,7 @@ class _AttentionReader:
             found -= cached
         self.row.expect(
             len(found) <= 1 and found <= {"BF16", "FLOAT16", "FLOAT"},
-            INPUT_DTYPES,
+            col.INPUT_DTYPES,
             f"queries, keys and values are {', '.join(sorted(found))}; of others only FP8 in pages is replayed",
             "correct the dtypes, if they are wrong",
         )
@@ -316,7 +309,7 @@ class _AttentionReader:
             values = self.row.runtime_numbers(f"{name}_values")
             shape = self.shape(slot) or tuple(self.row.runtime_numbers(f"{name}_shape") or ())
             if values is not None:
-                counts[f"{RUNTIME_PREFIX}{name}_values"] = len(values)
+                counts[f"{col.RUNTIME_PREFIX}{name}_values"] = len(values)
             elif shape:
                 counts[f"slot {slot} ({name})"] = math.prod(shape)
         if table is not None:
@@ -334,7 +327,7 @@ class _AttentionReader:
         if layout == "TND":
             return self.lengths("actual_seq_lengths_values", recorded, query[0], count, QUERY)
         fits = recorded is None or set(recorded) == {query[2]}
-        column = RUNTIME_PREFIX + "actual_seq_lengths_values"
+        column = col.RUNTIME_PREFIX + "actual_seq_lengths_values"
         self.row.expect(fits, column, f"every sequence of slot 0 has {query[2]} queries", "correct one of them")
         return [query[2]] * count
 
@@ -343,7 +336,7 @@ class _AttentionReader:
         lengths = self.row.runtime_numbers("actual_seq_lengths_kv_values")
         if table is None:
             return self.lengths("actual_seq_lengths_kv_values", lengths, key[0], count, KEY)
-        column = RUNTIME_PREFIX + "actual_seq_lengths_kv_values"
+        column = col.RUNTIME_PREFIX + "actual_seq_lengths_kv_values"
         if lengths is None:
             lengths, column = assign_pages(self.row, table, key[0], block_size), _VALID_BLOCKS
         differs = f"{len(lengths)} lengths, and the row has {count} sequences"
@@ -353,7 +346,7 @@ class _AttentionReader:
 
     def lengths(self, name: str, cumulative: Sequence[int] | None, tokens: int, count: int, slot: int) -> list[int]:
         """Returns the lengths of sequences that follow each other: recorded as their ends, or equal ones."""
-        column = RUNTIME_PREFIX + name
+        column = col.RUNTIME_PREFIX + name
         if cumulative is None:
             fits = count and tokens >= count
             self.expect(fits, f"the {tokens} tokens of slot {slot} cannot be split into {count} sequences", _LENGTHS)
@@ -375,7 +368,7 @@ class _AttentionReader:
     def agreed(self, name: str, inferred: int, words: str) -> int:
         recorded = self.row.runtime_number(name)
         fits = recorded in (None, inferred)
-        self.row.expect(fits, RUNTIME_PREFIX + name, words.format(inferred), "correct one of the two")
+        self.row.expect(fits, col.RUNTIME_PREFIX + name, words.format(inferred), "correct one of the two")
         return inferred
 
     def shape(self, slot: int) -> Shape | None:

@@ -12,7 +12,7 @@ import torch
 
 from opatlas.row.columns import EXPERT_LOAD, INPUT_DTYPES, INPUT_FORMATS, INPUT_SHAPES
 from opatlas.row.signature import signature
-from opatlas.row.slots import Slot
+from opatlas.row.slots import FOUR_BITS, FP8, Slot
 from opatlas.run.devices.device import kind_named
 from opatlas.run.inputs import shape_rules
 from opatlas.run.inputs.experts import load_shares, used_experts
@@ -161,6 +161,20 @@ class ReplayRow(RowSlots):
         else:
             values = self.integers(slot, -largest, largest)
         return self.in_format("FRACTAL_NZ", shape_rules.nz_matrix(values)) if blocked else values
+
+    def data(self, slot: int) -> torch.Tensor:
+        """Returns numbers of few bits, whose scales are in another slot.
+
+        Those of four bits are packed along the last axis: eight INT4 in an INT32, two FLOAT4_E2M1 in a UINT8.
+        """
+        dtype, largest = self.input_slot(slot).dtype, shape_rules.LARGEST
+        if dtype not in FOUR_BITS:
+            return self.tensor(slot, -largest, largest) if dtype in FP8 else self.integers(slot, -largest, largest)
+        *leading, last = self.shape(slot)
+        carrier = self.torch_dtype(Slot((), FOUR_BITS[dtype], ""), INPUT_DTYPES)
+        whole = 2 * carrier.itemsize
+        self.expect(last % whole == 0, INPUT_SHAPES, f"the last axis of slot {slot} must be a multiple of {whole}")
+        return self._integers((*leading, last // 2), torch.uint8, 0, 256).view(carrier)
 
     def in_format(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Returns the tensor in a format of NPUs; unchanged on other devices."""
@@ -312,7 +326,7 @@ class ReplayRow(RowSlots):
         return real.view(torch.int32).to(torch.int64) & 0xFFFFE000
 
     def _random(self, shape: tuple[int, ...], dtype: torch.dtype, low: float, high: float) -> torch.Tensor:
-        if dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+        if dtype.is_floating_point and dtype.itemsize == 1:
             rounded = torch.empty(shape, dtype=dtype, device=self.device)
             for piece in rounded.view(-1).split(FP8_PIECE):
                 piece.copy_(self._random(piece.shape, torch.bfloat16, low, high))

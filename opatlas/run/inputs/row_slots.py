@@ -10,17 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from opatlas.errors import CellError
 from opatlas.row import columns as col
+from opatlas.row import slots as slot_cells
 from opatlas.row.errors import InvalidRow, Unsupported
-from opatlas.row.slots import (
-    DTYPE_NAMES,
-    Dtype,
-    Slot,
-    SlotNumbers,
-    known_dtype,
-    optional_inputs,
-    optional_outputs,
-    parse_slots,
-)
 from opatlas.run.inputs import shape_rules
 from opatlas.text import suggest
 
@@ -45,14 +36,14 @@ class RowSlots:
         self.assumptions: list[str] = []
 
     @cached_property
-    def input_slots(self) -> tuple[Slot, ...]:
+    def input_slots(self) -> tuple[slot_cells.Slot, ...]:
         """Returns the input slots in order, including absent slots. Raises InvalidRow."""
-        return self._slots(col.INPUT_SLOTS, optional_inputs(self.kernel_type))
+        return self._slots(col.INPUT_SLOTS, slot_cells.optional_inputs(self.kernel_type))
 
     @cached_property
-    def output_slots(self) -> tuple[Slot, ...]:
+    def output_slots(self) -> tuple[slot_cells.Slot, ...]:
         """Returns the output slots in order. Raises InvalidRow."""
-        return self._slots(col.OUTPUT_SLOTS, optional_outputs(self.kernel_type))
+        return self._slots(col.OUTPUT_SLOTS, slot_cells.optional_outputs(self.kernel_type))
 
     def has(self, slot: int) -> bool:
         """Returns whether the row has a tensor in an input slot."""
@@ -66,7 +57,7 @@ class RowSlots:
         """Returns the shape of an input slot. Raises InvalidRow for an absent slot."""
         return self.input_slot(slot).shape
 
-    def input_slot(self, slot: int) -> Slot:
+    def input_slot(self, slot: int) -> slot_cells.Slot:
         """Returns an input slot. Raises InvalidRow for an absent slot."""
         self.expect(self.has(slot), col.INPUT_SHAPES, f"input slot {slot} is missing", "restore it from the capture")
         return self.input_slots[slot]
@@ -221,17 +212,17 @@ class RowSlots:
                     total += math.prod(slot.shape) * self._dtype(slot, column).bytes
         return total
 
-    def _slots(self, columns: tuple[str, str, str], optional: SlotNumbers) -> tuple[Slot, ...]:
+    def _slots(self, columns: tuple[str, str, str], optional: slot_cells.SlotNumbers) -> tuple[slot_cells.Slot, ...]:
         try:
             shapes, dtypes, formats = (self.cells.get(column, "") for column in columns)
             if columns == col.INPUT_SLOTS and self.kernel_type in _GRID_OF_FIVE and dtypes.count(";") == 2:
                 # The signature of a Slice contains the first slot only.
                 shapes = ";".join(shapes.split(";")[:3]) if shapes.count(";") == 4 else shapes
-            return parse_slots(shapes, dtypes, formats, columns, optional)
+            return slot_cells.parse_slots(shapes, dtypes, formats, columns, optional)
         except CellError as error:
             raise InvalidRow(f"{error}; correct the cell, or ingest the capture again") from None
 
-    def _output(self, slot: int) -> Slot:
+    def _output(self, slot: int) -> slot_cells.Slot:
         present = slot < len(self.output_slots) and not self.output_slots[slot].absent
         self.expect(present, col.OUTPUT_SHAPES, f"output slot {slot} is missing", "restore it from the capture")
         found = self.output_slots[slot]
@@ -240,28 +231,30 @@ class RowSlots:
         # torch has no INT4: the calls put eight numbers into an INT32.
         return replace(found, shape=(*found.shape[:-1], found.shape[-1] // 8), dtype="INT32")
 
-    def _dtype(self, slot: Slot, column: str) -> Dtype:
-        dtype = known_dtype(slot.dtype)
+    def _dtype(self, slot: slot_cells.Slot, column: str) -> slot_cells.Dtype:
+        dtype = slot_cells.known_dtype(slot.dtype)
         if dtype is None:
-            near = suggest(slot.dtype, DTYPE_NAMES)
+            near = suggest(slot.dtype, slot_cells.DTYPE_NAMES)
             raise self.refuse(column, f"{slot.dtype!r} is not a dtype that can be replayed{near}", "correct the cell")
         return dtype
 
-    def torch_dtype(self, slot: Slot, column: str) -> torch.dtype:
+    def torch_dtype(self, slot: slot_cells.Slot, column: str) -> torch.dtype:
         """Returns torch's dtype of a slot. Errors, InvalidRow and Unsupported, name `column`."""
         # Here, because pytest's process reads slots without torch.
         import torch
 
         name = self._dtype(slot, column).torch_name
-        if name == "int4":
-            raise Unsupported(f"column {column!r}: tensors of INT4 are not replayed")
+        if slot.dtype in slot_cells.FOUR_BITS or not hasattr(torch, name):
+            raise Unsupported(
+                f"column {column!r}: tensors of {slot.dtype} are not replayed by torch {torch.__version__}"
+            )
         dtype: torch.dtype = getattr(torch, name)
         if dtype.is_complex:
             raise Unsupported(f"column {column!r}: complex numbers are not replayed")
         return dtype
 
 
-def is_blocked(slot: Slot, rank: int | None) -> bool:
+def is_blocked(slot: slot_cells.Slot, rank: int | None) -> bool:
     """Returns whether a slot of matrices is in FRACTAL_NZ: by its axes, or by its format if `rank` is None."""
     return slot.format == "FRACTAL_NZ" if rank is None else len(slot.shape) == rank + 2
 

@@ -229,6 +229,29 @@ def scale_of_blocks(row: ReplayRow, slot: int, weight: torch.Tensor, stored_by_c
     return scale.mT if stored_by_columns else scale
 
 
+#: torch_npu.float8_e8m0fnu and torch_npu.float4_e2m1fn_x2, of which calls take two numbers in a byte.
+NPU_E8M0, NPU_FP4 = 293, 296
+
+
+def scale_of_groups(row: ReplayRow, slot: int, weight: Shape, stored_by_columns: bool) -> torch.Tensor:
+    """Returns the scales or offsets (1), (..., N) or (..., K / size, N) of groups along K of a weight (..., K, N).
+
+    Args:
+        stored_by_columns: see `scale_of_blocks`.
+
+    Raises:
+        InvalidRow: they have another shape.
+    """
+    *batch, k, n = weight
+    own = row.tensor(slot, 0.5, 1.5)
+    by_groups = own.dim() == len(weight)
+    own = own.mT if stored_by_columns and by_groups else own
+    groups = own.shape[-2] if by_groups else 1
+    fits = own.shape in ((*batch, n), (*batch, groups, n), (1,)) and groups and not k % groups
+    row.expect(fits, INPUT_SHAPES, f"slot {slot} must be (..., {n}), or (..., {k} / size, {n}) in the weight's order")
+    return own
+
+
 def bias(row: ReplayRow, slot: int, k: int) -> torch.Tensor:
     """Returns a bias about as large as the sum of K products that it is added to, so that a missing bias shows.
 

@@ -27,7 +27,7 @@ class MeasureSettings:
     """The settings of a measurement.
 
     Attributes:
-        repeat_count: number of samples; None: the stop rule decides.
+        repeat_count: number of samples; None: the stop rule decides; 0: a row is called once and checked.
         cache: "cold" (caches are flushed before each sample) or "warm".
         time_limit_s: wall time after which the stop rule ends the sampling of a row.
         threads: number of CPU threads of torch; None: one for each core that the process may use.
@@ -41,6 +41,11 @@ class MeasureSettings:
     threads: int | None = None
     instrument: str | None = None
     aic_metrics: str = "PipeUtilization"
+
+    @property
+    def measures(self) -> bool:
+        """Whether samples are taken."""
+        return self.repeat_count != 0
 
 
 #: Measures many rows in one profiling session (opatlas/run/msprof_sessions.py), and records hardware counters.
@@ -276,6 +281,16 @@ class WallClock(Timer):
 def open_wall_clock(kind: str, settings: MeasureSettings) -> WallClock:
     """Opens the wall clock."""
     return WallClock()
+
+
+class NoInstrument:
+    """Takes no samples, for rows that are only checked."""
+
+    name = "none"
+
+    def sample(self, call: Callable[[], object], before_each: Callable[[], None] | None, rule: Rule) -> Samples:
+        """Returns no samples, and calls nothing."""
+        return Samples(())
 
 
 class Event(Protocol):

@@ -31,19 +31,9 @@ from opatlas.run.devices.system import available_cores
 from opatlas.run.group import ALONE, BARRIER_ELEMENTS, RANK_SPREAD, Group, ranks_of_node, slowest_us, spread_us
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.job import Job, RowOutcome, outcome_of
+from opatlas.run.process import messages as protocol
 from opatlas.run.process.child import MASTER_PORT, MEETING, UNDER_LAUNCHER, show_stacks
 from opatlas.run.process.keeper import die_with_parent, exit_without_cleanup, flush_streams
-from opatlas.run.process.messages import (
-    ChildChannel,
-    DeviceOpened,
-    Finished,
-    LockTaken,
-    NotReady,
-    Ready,
-    Start,
-    StepReport,
-    Waiting,
-)
 
 if TYPE_CHECKING:
     import torch
@@ -61,14 +51,14 @@ def main(fd: int, meeting: str, *, under_launcher: bool) -> None:
     show_stacks()
     # Only pytest handles Ctrl-C: it decides about the current row.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with ChildChannel(socket.socket(fileno=fd)) as channel:
+    with protocol.ChildChannel(socket.socket(fileno=fd)) as channel:
         # torch creates half a million permanent objects: garbage collection ignores them during import and timing.
         gc.disable()
         # Imported while pytest collects. Where pytest's import path is needed for it, the import below reports that.
         with contextlib.suppress(ImportError):
             import_module("opatlas.run.runner")
         try:
-            start: Start = channel.receive()
+            start: protocol.Start = channel.receive()
         except EOFError:
             return
         sys.path[:] = dict.fromkeys((*sys.path, *start.sys_path))
@@ -80,18 +70,18 @@ def main(fd: int, meeting: str, *, under_launcher: bool) -> None:
             runner.probe()
         except Exception as error:
             is_unhealthy = isinstance(error, DeviceUnhealthy)
-            channel.send(NotReady(f"{type(error).__name__}: {error}", may_recover=is_unhealthy))
+            channel.send(protocol.NotReady(f"{type(error).__name__}: {error}", may_recover=is_unhealthy))
             return
         messages, group = _JobMessages(channel), ALONE
         if meeting:
-            channel.send(DeviceOpened(os.getpid()))
+            channel.send(protocol.DeviceOpened(os.getpid()))
             try:
                 group = _join_group(meeting, runner.torch_device, messages.step)
                 runner.join(group)
             except Exception as error:
-                channel.send(NotReady(_why_not_joined(error)))
+                channel.send(protocol.NotReady(_why_not_joined(error)))
                 return
-        channel.send(Ready(runner.describe(), os.getpid()))
+        channel.send(protocol.Ready(runner.describe(), os.getpid()))
         gc.freeze()
         gc.enable()
         _serve(channel, messages, runner, group, locks_device=not shares_cores or _is_first_of_host(group))
@@ -161,25 +151,27 @@ def _is_first_of_host(group: Group) -> bool:
 class _JobMessages:
     """Sends pytest messages on the job that this process runs."""
 
-    def __init__(self, channel: ChildChannel) -> None:
+    def __init__(self, channel: protocol.ChildChannel) -> None:
         self.job: Job | None = None
         self._channel = channel
 
     def step(self, step: int, text: str) -> None:
         # While the group starts there is no job.
         if self.job is not None:
-            self._channel.send(StepReport(self.job.id, step, text))
+            self._channel.send(protocol.StepReport(self.job.id, step, text))
 
     def locked(self, job: Job, runner: Runner) -> AbstractContextManager[object]:
         """Returns a context that locks the device for a job, and reports a wait for it."""
 
         def wait(holder: LockHolder) -> None:
-            self._channel.send(Waiting(job.id, holder))
+            self._channel.send(protocol.Waiting(job.id, holder))
 
-        return runner.locked(wait, lambda: self._channel.send(LockTaken(job.id)))
+        return runner.locked(wait, lambda: self._channel.send(protocol.LockTaken(job.id)))
 
 
-def _serve(channel: ChildChannel, messages: _JobMessages, runner: Runner, group: Group, *, locks_device: bool) -> None:
+def _serve(
+    channel: protocol.ChildChannel, messages: _JobMessages, runner: Runner, group: Group, *, locks_device: bool
+) -> None:
     """Runs jobs until the connection is closed, or the device does not work any more.
 
     Args:
@@ -209,7 +201,7 @@ def _serve(channel: ChildChannel, messages: _JobMessages, runner: Runner, group:
                 held.enter_context(channel.end_forks())
                 outcome = runner.run(job) if group is ALONE else _run_together(job, runner, group)
         flush_streams()
-        channel.send(Finished.of(job, outcome))
+        channel.send(protocol.Finished.of(job, outcome))
         if outcome.status in (Status.OOM, Status.FAILED) and not runner.is_healthy():
             # The error was fatal for the device, or a library left it for the next launch, as FlashInfer does with
             # CUDA's "invalid argument": the next row gets a new process.

@@ -265,7 +265,7 @@ class DeviceProcess(Processes):
 
 
 #: Statuses that leave ranks ready for the next job, if all ranks have the same one.
-_READY_STATUSES = {Status.MEASURED, Status.FAILED, Status.INVALID, Status.UNSUPPORTED, Status.SKIPPED}
+_READY_STATUSES = {Status.MEASURED, Status.CHECKED, Status.FAILED, Status.INVALID, Status.UNSUPPORTED, Status.SKIPPED}
 
 
 class GroupProcess(Processes):

@@ -11,11 +11,12 @@ kernel may write there, with the size and time of the source, so that its code w
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import runpy
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.machinery import SourceFileLoader
 from importlib.util import cache_from_source
 from pathlib import Path
@@ -39,6 +40,44 @@ def import_environment() -> dict[str, str]:
     distrust_changed_caches()
     entries = [str(_ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(entries)}
+
+
+def answers_of(module: str, request: object, failure: str) -> Iterator[Any]:
+    """Runs a module that begins with `request_of_parent`, and yields its answers while it runs.
+
+    Args:
+        request: a JSON value.
+        failure: what is said if it fails ("the cases cannot be listed"), before the last line of its stderr.
+
+    Raises:
+        OpAtlasError: the process failed.
+    """
+    from subprocess import PIPE, Popen
+    from tempfile import TemporaryFile
+
+    from opatlas.errors import OpAtlasError
+
+    command, environment = module_command(module), import_environment()
+    with (
+        TemporaryFile("w+") as said,
+        Popen(command, stdin=PIPE, stdout=PIPE, stderr=said, text=True, env=environment) as process,
+    ):
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps(request))
+        process.stdin.close()
+        yield from map(json.loads, process.stdout)
+        if process.wait():
+            said.seek(0)
+            why = (said.read().strip().splitlines() or ["no message"])[-1]
+            raise OpAtlasError(f"{failure} ({why})")
+
+
+def request_of_parent() -> tuple[Any, Callable[[object], None]]:
+    """Returns the request of `answers_of`, and what sends a JSON value back; all else that is printed is on stderr."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    return json.load(sys.stdin), lambda answer: print(json.dumps(answer), file=answers, flush=True)
 
 
 def import_paths() -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
@@ -19,19 +20,23 @@ from opatlas.ask.overview import read_overview
 from opatlas.ask.query.database import OpenDatabase
 from opatlas.ask.query.database import open as open_database
 from opatlas.ask.query.model_cost import ModelCost
-from opatlas.data.csv_files import write_bytes, write_text
+from opatlas.data.csv_files import is_abandoned, write_bytes, write_text
 from opatlas.data.database import Database
 from opatlas.errors import OpAtlasError
 from opatlas.files import expect_folder
 from opatlas.installation import REPORT_PAGES, extensions
 from opatlas.progress import track
+from opatlas.row.location import database_folder, parse_path
 from opatlas.row.roofline import device_peak
 from opatlas.row.versions import package_version
 
-from .rows import WORDS, columns_of, durations_of, moves_each_byte_once, row_table
+from .rows import WORDS, MoreCells, columns_of, durations_of, moves_each_byte_once, row_table
+from .series import RunHistories, curve_cells, curves_of, predicted
 
 #: What the files of rows are called, before their numbers.
 _ROWS = "rows"
+#: The first file that is written, and the mark of a site.
+_MARK = "overview.js"
 _BOKEH_FILES = ("bokeh.min.js", "bokeh-api.min.js")
 
 
@@ -63,10 +68,20 @@ def _overview_page(database: OpenDatabase, implementation: str) -> dict[str, Any
     return {
         **asdict(read_overview(Database(database.implementations[implementation].path))),
         "device": device,
+        "asked": _name_of(database),
         "durations": durations_of(database, implementation),
         "gbps": peak.bandwidth_gbps,
         "tera_ops": dict(peak.tera_ops),
     }
+
+
+def _name_of(database: OpenDatabase) -> str:
+    """Returns how a command names a database: its device where that has this one, else its folder."""
+    device = parse_path(database.path)
+    with suppress(OpAtlasError):
+        if device is not None and database_folder(device[0]).resolve() == database.path.resolve():
+            return device[0]
+    return str(database.path)
 
 
 def _comparison_page(comparison: DatabaseComparison) -> dict[str, Any]:
@@ -172,6 +187,7 @@ def write_site(place: Path, folder: Path, *, against: str = "", costs: Sequence[
         with compared_states([against, str(database.path)]) as databases:
             compare("databases", databases, databases[0].name)
     comparisons = list(data)
+    histories = RunHistories(sources, problems)
     pages = registered_pages()
     types: list[dict[str, Any]] = []
     tables: list[pd.DataFrame] = []
@@ -179,25 +195,28 @@ def write_site(place: Path, folder: Path, *, against: str = "", costs: Sequence[
         more = {name: [page.row_cells(source, name) for page in pages.values()] for name in source.implementations}
         for kernel_type in track(source.kernel_types(), "report, kernel types"):
             try:
-                table = row_table(source, kernel_type, more)
+                page, table = _type_page(source, kernel_type, more)
             except OpAtlasError as error:
                 problems.append(str(error))
                 continue
             file = f"{_ROWS}{len(types):04}"
-            first = [name for name in WORDS if name in table]
-            data[file] = columns_of(table[[*first, *(name for name in table.columns if name not in first)]], WORDS)
+            of_rows = histories.of_rows(table)
+            data[file] = {**page, "history": of_rows}
             tables.append(table.assign(kernel_type=kernel_type))
-            types.append({"name": kernel_type, "file": file, **_facts(source, kernel_type, table)})
+            facts = {"name": kernel_type, "file": file, "trend": histories.trend(of_rows.values())}
+            types.append({**facts, **_facts(source, kernel_type, table)})
     overview = {
         "databases": overviews,
         "types": types,
         "pages": comparisons,
         **{name: page.content(tables) for name, page in pages.items()},
         "models": list(map(_model_page, costs)),
+        "runs": histories.runs,
+        "newest": histories.newest(database),
         "problems": list(dict.fromkeys(problems)),
         "version": package_version("opatlas") or "",
     }
-    # The overview marks the folder as a site.
+    # The overview comes first: it marks the folder as a site.
     for path in (folder / "data").glob(f"{_ROWS}*.js"):
         path.unlink()
     for name, page in {"overview": overview, **data}.items():
@@ -210,6 +229,26 @@ def write_site(place: Path, folder: Path, *, against: str = "", costs: Sequence[
     return WrittenSite(
         folder / "index.html", len(types), rows_of.total(), dict(rows_of.most_common()), overview["problems"]
     )
+
+
+def _type_page(
+    database: OpenDatabase, kernel_type: str, more: Mapping[str, list[MoreCells]]
+) -> tuple[dict[str, Any], pd.DataFrame]:
+    """Returns the rows of a kernel type for JavaScript, with their curves, and as a table. Raises TableError."""
+    points: list[dict[str, Any]] = []
+    cells: dict[str, list[MoreCells]] = {}
+    for name in database.implementations:
+        stored = database.answers.stored_rows(kernel_type, name)
+        curves = curves_of(stored)
+        cells[name] = [*more[name], {kernel_type: curve_cells(curves, len(stored), len(points))}]
+        points += predicted(curves, database, kernel_type, name)
+    table = row_table(database, kernel_type, cells)
+    if points:
+        # The rows of a curve are neighbours; those without one come last.
+        table = table.sort_values(["curve", "varies"], kind="stable", ignore_index=True)
+    first = [name for name in WORDS if name in table]
+    columns = columns_of(table[[*first, *(name for name in table.columns if name not in first)]], WORDS)
+    return {**columns, "curves": points}, table
 
 
 def _facts(database: OpenDatabase, kernel_type: str, table: pd.DataFrame) -> dict[str, Any]:
@@ -229,9 +268,14 @@ def _facts(database: OpenDatabase, kernel_type: str, table: pd.DataFrame) -> dic
 
 
 def _expect_own(folder: Path) -> None:
-    """Checks that a folder is new, empty or a site. Raises OpAtlasError."""
+    """Checks that a folder is new, empty or a site, also one whose writing ended early. Raises OpAtlasError."""
     expect_folder(folder, "name another one", may_be_made=True)
-    if folder.is_dir() and next(folder.iterdir(), None) and not (folder / "data" / "overview.js").is_file():
+    if not folder.is_dir() or (folder / "data" / _MARK).is_file():
+        return
+    # A write that ended before its first file leaves a folder for the data, and what was to become this file.
+    data = folder / "data"
+    begun = {data, *filter(is_abandoned, data.glob("*"))} if data.is_dir() and not data.is_symlink() else set()
+    if {*folder.rglob("*")} - begun:
         raise OpAtlasError(f"{folder}: holds files that are no site of `opatlas report`: name a new or an empty folder")
 
 

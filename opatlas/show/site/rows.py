@@ -118,7 +118,8 @@ def durations_of(database: OpenDatabase, implementation: str) -> list[tuple[str,
 def row_table(database: OpenDatabase, kernel_type: str, more: Mapping[str, Iterable[MoreCells]]) -> pd.DataFrame:
     """Returns the rows of a kernel type in each implementation; of equal rows the first.
 
-    The columns are WORDS and those of `AnsweringRows.typed`; noise, machine_spread in percent, bus_gbps of a message.
+    The columns are WORDS and those of `AnsweringRows.typed`; noise, machine_spread and interval (half of its width) in
+    percent, bus_gbps of a message.
 
     Args:
         more: further cells, by implementation.
@@ -136,10 +137,11 @@ def row_table(database: OpenDatabase, kernel_type: str, more: Mapping[str, Itera
 
 def _rows_of(stored: AnsweringRows, more: Sequence[Sequence[Mapping[str, Any]]]) -> pd.DataFrame:
     answering: dict[str, dict[str, Any]] = {}
+    half_widths = (stored.half_widths(stored.machine_floors) * 100).tolist()
     for place, typed in reversed([*enumerate(stored.typed().to_dict("records"))]):
         line = {str(name): value for name, value in typed.items()}
         captured = bool(stored.captured[place])
-        line |= {"origin": _origin(captured), "device": stored.devices[place]}
+        line |= {"origin": _origin(captured), "device": stored.devices[place], "interval": half_widths[place]}
         for cells in more:
             line |= cells[place]
         # A captured duration is of no implementation.

@@ -54,10 +54,10 @@
     return value.toExponential(3);
   };
 
-  /** The columns of a table, in arrays of equal length. */
+  /** The columns of a table, in arrays of equal length; what is known of its curves, and the histories of rows. */
   opatlas.Columns = class {
     constructor(packed) {
-      this.length = packed.rows;
+      Object.assign(this, { length: packed.rows, curves: packed.curves || [], history: packed.history || {} });
       this.names = Object.keys(packed.columns);
       this.packed = packed.columns;
     }
@@ -72,6 +72,14 @@
       const column = this.packed[name];
       if (column.numbers) return column.numbers[row];
       return column.words ? column.words[row] : column.of[column.codes[row]];
+    }
+
+    /** Returns the cell that all rows have; null if they differ, or have no such column. */
+    common(name) {
+      if (!this.has(name) || !this.length) return null;
+      const first = this.get(name, 0);
+      for (let row = 1; row < this.length; row++) if (this.get(name, row) !== first) return null;
+      return first;
     }
 
     /** Returns the texts of a column and how often each occurs, the most frequent first. */

@@ -65,5 +65,5 @@
     })];
   }
 
-  opatlas.pages = { collectives: collectivesPage, models: modelsPage };
+  Object.assign(opatlas.pages, { collectives: collectivesPage, models: modelsPage });
 })();

@@ -1,5 +1,5 @@
 "use strict";
-/* Parts of pages: titles of sizes, links, small tables, facts, sections. */
+/* Parts of pages: titles of sizes, links, small tables, facts, sections, small drawings. */
 (() => {
   const { element: h, number, t } = opatlas;
 
@@ -33,5 +33,40 @@
     .map(([word, count]) => `${t(word || "never run")} ${number(count)}`).join(", ");
   const section = (title, ...children) => h("section", {}, h("h2", {}, t(title)), ...children);
 
-  opatlas.parts = { SIZES, RATES, titleOf, typeLink, rowLink, smallTable, facts, counted, section };
+  const problems = (texts) => texts.length ? section("problems", ...texts.map((text) => h("p", { class: "problem" }, text))) : null;
+
+  /** Returns the least and the largest positive number that rows have. */
+  function rangeOf(length, tell) {
+    let low = Infinity, high = 0;
+    for (let row = 0; row < length; row++) {
+      const value = tell(row);
+      if (value > 0) [low, high] = [Math.min(low, value), Math.max(high, value)];
+    }
+    return [low, high];
+  }
+
+  /** Returns an element of a drawing. */
+  function svg(tag, properties, ...children) {
+    const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+    for (const [name, value] of Object.entries(properties)) element.setAttribute(name, value);
+    element.append(...children);
+    return element;
+  }
+
+  /** Returns a line of numbers, the newest with a point; its words tell the numbers. */
+  function sparkline(values, words) {
+    const low = Math.min(...values), high = Math.max(...values), width = 84, height = 20;
+    const x = (i) => 3 + (values.length > 1 ? i / (values.length - 1) : 0) * (width - 6);
+    const y = (value) => height - 4 - (high > low ? (value - low) / (high - low) : 0.5) * (height - 8);
+    const line = values.map((value, i) => `${x(i).toFixed(1)},${y(value).toFixed(1)}`).join(" "), last = values.length - 1;
+    return svg("svg", { class: "sparkline", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": words },
+      svg("title", {}, words), svg("polyline", { points: line }), svg("circle", { cx: x(last), cy: y(values[last]), r: 2.4 }));
+  }
+
+  /** Returns the day of a run by its id, 20261121T163006-1f0c9a. */
+  const dayOf = (run) => /^\d{8}T/.test(run) ? `${run.slice(0, 4)}-${run.slice(4, 6)}-${run.slice(6, 8)}` : run;
+
+  opatlas.parts = { SIZES, RATES, titleOf, typeLink, rowLink, smallTable, facts, counted, section, problems, rangeOf, svg, sparkline, dayOf };
+  /* By the first part of the address. Each returns what the page has, from the overview, the rest of the address and the state. */
+  opatlas.pages = Object.create(null);
 })();

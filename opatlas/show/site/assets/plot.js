@@ -17,11 +17,11 @@
   };
 
   function figure(xTitle, yTitle, extra = {}) {
-    const text = css("--text"), faint = css("--faint"), line = css("--line"), back = css("--back");
+    const text = css("--text"), faint = css("--faint"), line = css("--line");
     const plot = Bokeh.Plotting.figure({ sizing_mode: "stretch_width", height: 420, x_axis_type: "log", y_axis_type: "log",
-      tools: "pan,box_zoom,wheel_zoom,reset,save,tap", background_fill_color: back, border_fill_color: back,
+      tools: "pan,box_zoom,wheel_zoom,reset,save,tap", background_fill_color: null, border_fill_color: null,
       outline_line_color: line, x_axis_label: xTitle, y_axis_label: yTitle, ...extra });
-    plot.toolbar.setv({ logo: null, stylesheets: ["@media print { :host { visibility: hidden; } }"] });
+    plot.toolbar.setv({ logo: null, autohide: true, stylesheets: ["@media print { :host { visibility: hidden; } }"] });
     for (const axis of [...plot.below, ...plot.left]) {
       axis.setv({ axis_label_text_color: text, axis_label_text_font_style: "normal", major_label_text_color: faint,
         axis_line_color: line, major_tick_line_color: line, minor_tick_line_color: line });
@@ -84,6 +84,52 @@
       this.view = await Bokeh.Plotting.show(plot, this.box);
       this.box.dataset.drawn = String(shown.length);
     }
+  };
+
+  /**
+   * Draws curves on logarithmic axes: those with a colour with the intervals of their points, the others thin and grey.
+   * curves: [{x, y, low, high, rows, colour, predicted: {x, us, factor}, chosen: row}]; steps: sizes to mark; open, tips: as for a scatter.
+   */
+  opatlas.curves = async ({ place, curves, steps = [], xTitle, yTitle, open, tips, describe, height = 420 }) => {
+    const box = h("div", { class: "plot", role: "img", "aria-label": describe, style: `min-height:${height}px` });
+    place.replaceChildren(curves.length ? box : h("p", { class: "faint" }, t("nothing to plot")));
+    if (!curves.length) return;
+    await ready();
+    if (!box.isConnected) return;
+    const source = (data) => new Bokeh.ColumnDataSource({ data }), plot = figure(xTitle, yTitle, { height });
+    const grey = curves.filter((each) => !each.colour), named = curves.filter((each) => each.colour);
+    if (grey.length) plot.multi_line({ xs: { field: "xs" }, ys: { field: "ys" }, source: source({ xs: grey.map((each) => each.x), ys: grey.map((each) => each.y) }),
+      line_color: css("--faint"), line_alpha: 0.22, line_width: 1 });
+    for (const x of steps) plot.add_layout(new Bokeh.Span({ location: x, dimension: "height", line_color: css("--faint"), line_dash: [3, 4], line_width: 1, line_alpha: 0.7 }));
+    for (const { x, y, low, high, colour, predicted } of named) {
+      if (predicted) {
+        const data = { x: predicted.x, y: predicted.us, low: predicted.us.map((us, i) => us / predicted.factor[i]), high: predicted.us.map((us, i) => us * predicted.factor[i]) };
+        plot.varea({ x: { field: "x" }, y1: { field: "low" }, y2: { field: "high" }, source: source(data), fill_color: colour, fill_alpha: 0.18 });
+        plot.line({ x: { field: "x" }, y: { field: "y" }, source: source(data), line_color: colour, line_width: 1.5 });
+        plot.segment({ x0: { field: "x" }, y0: { field: "low" }, x1: { field: "x" }, y1: { field: "high" }, source: source({ x, low, high }), line_color: colour, line_alpha: 0.8 });
+      } else {
+        plot.varea({ x: { field: "x" }, y1: { field: "low" }, y2: { field: "high" }, source: source({ x, low, high }), fill_color: colour, fill_alpha: 0.16 });
+        plot.line({ x: { field: "x" }, y: { field: "y" }, source: source({ x, y }), line_color: colour, line_width: 1.6 });
+      }
+    }
+    const all = [...grey, ...named].flatMap((each) => each.rows.map((row, i) => ({ row, x: each.x[i], y: each.y[i], colour: each.colour || css("--faint"),
+      alpha: each.colour ? 0.9 : 0.25, size: row === each.chosen ? 12 : each.colour ? 5 : 3 })));
+    const points = source({ ...Object.fromEntries(["row", "x", "y", "colour", "alpha", "size"].map((name) => [name, all.map((each) => each[name])])),
+      ...Object.fromEntries(tips.map(([, tell], i) => ["tip" + i, all.map((each) => tell(each.row))])) });
+    const glyph = plot.scatter({ field: "x" }, { field: "y" }, { source: points, size: { field: "size" }, line_color: null, fill_color: { field: "colour" },
+      fill_alpha: { field: "alpha" }, nonselection_fill_alpha: { field: "alpha" } });
+    if (steps.length) {
+      const top = Math.max(...all.map((each) => each.y));
+      plot.text({ field: "x" }, { value: top }, { field: "word" }, { source: source({ x: steps, word: steps.map(number) }), text_color: css("--faint"),
+        text_font_size: { value: "10px" }, angle: { value: Math.PI / 2 }, text_align: { value: "right" }, text_baseline: { value: "bottom" } });
+    }
+    plot.add_tools(new Bokeh.HoverTool({ renderers: [glyph], tooltips: tips.map(([title], i) => [title, "@tip" + i]) }));
+    points.selected.properties.indices.change.connect(() => {
+      const [first] = points.selected.indices;
+      if (first !== undefined) open(points.data.row[first]);
+    });
+    await Bokeh.Plotting.show(plot, box);
+    box.dataset.drawn = String(all.length);
   };
 
   /** Draws horizontal bars [{name, value, colour}], the first on top. Names are those of the database. */

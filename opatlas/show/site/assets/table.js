@@ -5,10 +5,16 @@
   const PAGE = 100, MOST_PRINTED = 5000, MOST_WORDS = 60;
   const CONDITION = /^([a-z_]+)(>=|<=|!=|=|>|<)(.+)$/;
 
+  /* The tables of the page. */
+  opatlas.tables = [];
+  addEventListener("beforeprint", () => opatlas.tables.forEach((table) => table.forPaper(true)));
+  addEventListener("afterprint", () => opatlas.tables.forEach((table) => table.forPaper(false)));
+
   opatlas.Table = class {
     /**
      * columns: opatlas.Columns.
-     * shown: [{name, title, unit, long, link(row), press(row), tone}] in their order; press: instead of following the link.
+     * shown: [{name, title, unit, long, link(row), press(row), tip(row), tone}] in their order; press: instead of following
+     * the link.
      * filters: names of columns of words with a choice each.
      * state: the filters, sorting and chosen row as URLSearchParams, which this table changes.
      * changed(rows, others): called with the positions of the rows that match, and whether they are others than before.
@@ -27,6 +33,7 @@
       this.element = h("section", { class: "table", "aria-label": t("table") },
         this.makeControls(), h("div", { class: "scroll" }, h("table", {}, this.makeHead(), this.body)), this.makePager());
       this.apply();
+      opatlas.tables.push(this);
     }
 
     makeControls() {
@@ -44,6 +51,12 @@
       }
       controls.push(h("button", { type: "button", onclick: () => this.clear() }, t("no filters")));
       return h("div", { class: "controls" }, ...controls);
+    }
+
+    /** Shows the rows that have some words. */
+    search(words) {
+      this.inputs[0].value = words;
+      this.set("q", words);
     }
 
     clear() {
@@ -153,10 +166,10 @@
     makeRow(row) {
       const cells = this.shown.map((each) => {
         const value = this.columns.get(each.name, row), isNumber = this.columns.isNumber(each.name);
-        const text = isNumber ? number(value) : t(value);
+        const text = isNumber ? each.digits && value ? String(Number(value.toPrecision(each.digits))) : number(value) : t(value);
         const link = each.link && text && each.link(row);
         const tone = each.tone ? " " + value : "";
-        return h("td", { class: (isNumber ? "number" : each.long ? "long" : "") + tone, title: each.long ? text : null },
+        return h("td", { class: (isNumber ? "number" : each.long ? "long" : "") + tone, title: each.tip ? each.tip(row) : each.long ? text : null },
           link ? h("a", { href: link, onclick: each.press && ((event) => this.press(event, each, row)) }, text) : text);
       });
       return h("tr", { class: row === this.chosen ? "chosen" : null }, ...cells);

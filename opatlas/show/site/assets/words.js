@@ -49,6 +49,12 @@ opatlas.chinese = Object.assign(Object.create(null), {
   "above roofline": "高于 Roofline", "unknown": "未知", "ascending": "升序", "descending": "降序",
   "durations": "耗时来源", "captured": "采集", "replayed": "回放", "launches": "启动次数", "time of all launches": "全部启动的时间",
   "ranked by the time lost; rows without known work or peaks by their whole time": "按损失时间排序；工作量或峰值未知的行按全部时间计",
+  "curves": "曲线", "single points": "散点", "keys of each sequence": "每序列键数", "tokens": "token 数", "only this curve": "只看这条曲线",
+  "grey": "灰色", "others; a filter shows them": "条其余曲线，用筛选查看", "neighbours": "相邻行", "of this row": "与本行之比",
+  "the prediction through it": "经过该行的预测", "the rows beside it": "旁边的行", "prediction": "预测", "history": "历史", "day": "日期",
+  "line: the model of the rows; band: its 90 % interval; points: measured, with their intervals": "线：由各行拟合的模型；带：其 90 % 区间；点：测得的值及其区间",
+  "against the newest": "与最新值相比", "copy": "复制", "copied": "已复制", "all cells": "全部字段", "all rows": "所有行", "90 % interval, ±": "90 % 区间 ±",
+  "rule and calls": "规则与接口",
   "rows whose launches captures count": "由采集数据给出启动次数的行",
 });
 

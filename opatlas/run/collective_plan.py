@@ -10,27 +10,21 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from opatlas.errors import OpAtlasError
 from opatlas.options import ListAction, Scope, at_least, between, declare, items_of, one_of
 from opatlas.row.columns import DTYPE, MESSAGE_BYTES, NUM_DEVICES, TOPOLOGY_TIER
-from opatlas.row.communication import BY_NAME, TIERS, Collective
+from opatlas.row.communication import BY_KERNEL_TYPE, BY_NAME, TIERS, Collective
+from opatlas.row.signature import kernel_types_meant
 from opatlas.row.slots import known_dtype
 from opatlas.row.status import UpdateMode
 from opatlas.row.versions import Versions, kind_of
 from opatlas.run.devices.device import DeviceSpec, kind_named
 from opatlas.run.group import GroupSpec, communication_variables, group_on_nodes, node_options_problem
 from opatlas.run.group_pool import RANKS_PER_CORE, GroupNodes
-from opatlas.run.job import Job
-from opatlas.run.registry import Function, ReplaySpec, replays
+from opatlas.run.registry import Function, replays
 from opatlas.text import suggest
-
-if TYPE_CHECKING:
-    from opatlas.run.collectives.message import Message, TimedCollective
-    from opatlas.run.devices.device import Device
-    from opatlas.run.group import Group
-    from opatlas.run.instruments.instrument import Instrument, MeasureSettings
 
 
 class ImpossibleGroup(ValueError):
@@ -164,7 +158,8 @@ def default_grid(devices: Sequence[DeviceSpec], per_node: int, nnodes: int) -> D
 
 def collective(measured: Collective) -> Callable[[Function], Function]:
     """Marks a function as the replay of a collective: `row` is a Message, `replay` a TimedCollective."""
-    return replays(measured.kernel_type, npu=None, group=message_group, binding=_bind_message)
+    binding = "opatlas.run.message:bind_message"
+    return replays(measured.kernel_type, npu=None, group=message_group, binding=binding)
 
 
 def message_group(cells: Mapping[str, str], options: Any) -> GroupSpec:
@@ -172,16 +167,6 @@ def message_group(cells: Mapping[str, str], options: Any) -> GroupSpec:
     size = int(cells[NUM_DEVICES])
     members = Grid(tuple(options.grid_shape)).group(size, int(cells[TOPOLOGY_TIER]))
     return group_on_nodes(options, size, members=members)
-
-
-def _bind_message(
-    job: Job, spec: ReplaySpec, device: Device, instrument: Instrument, settings: MeasureSettings, group: Group
-) -> tuple[Message, TimedCollective]:
-    """Makes `row` and `replay` of a message. Raises InvalidRow."""
-    from opatlas.run.collectives.message import Message, TimedCollective
-
-    row = Message(job.kernel_type, job.cells, device.torch_device, group.rank, group.size)
-    return row, TimedCollective(row, device, instrument, settings, group)
 
 
 MODULE = "test_collectives.py"
@@ -267,13 +252,13 @@ def named_collectives(ops: Sequence[str]) -> Sequence[Collective]:
     Raises:
         OpAtlasError: no collective has a name.
     """
-    known = {name: each for each in BY_NAME.values() for name in (each.name, each.kernel_type)}
-    if unknown := [name for name in ops if name not in known]:
+    meant = [name for word in ops for name in kernel_types_meant(word, BY_KERNEL_TYPE)]
+    if unknown := [name for name in meant if name not in BY_KERNEL_TYPE]:
         raise OpAtlasError(
-            f"--ops {','.join(unknown)}: unknown collective{suggest(unknown[0], known)}; give one or several of "
-            f"{', '.join(BY_NAME)}"
+            f"--ops {','.join(unknown)}: unknown collective{suggest(unknown[0], [*BY_NAME, *BY_KERNEL_TYPE])}; give "
+            f"one or several of {', '.join(BY_NAME)}"
         )
-    return list(dict.fromkeys(known[name] for name in ops)) or list(BY_NAME.values())
+    return [BY_KERNEL_TYPE[name] for name in dict.fromkeys(meant)] or list(BY_NAME.values())
 
 
 def collective_plan(option: Any, nodes: GroupNodes) -> CollectivePlan:

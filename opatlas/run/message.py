@@ -1,4 +1,4 @@
-"""A message of a collective on one rank: its tensors, the results that are expected, and its `replay`.
+"""A message of a collective over HCCL, NCCL or Gloo on one rank: its tensors, the expected results, and its `replay`.
 
 Before each sample the ranks wait for each other (`Group.device_barrier`). On a CPU they leave a barrier some
 microseconds apart, and the clock of each rank runs from there to the return of its call. The time of the slowest rank
@@ -23,7 +23,8 @@ from opatlas.run.devices.device import Device
 from opatlas.run.devices.system import available_cores
 from opatlas.run.group import Group, ranks_of_node
 from opatlas.run.instruments.instrument import Instrument, MeasureSettings
-from opatlas.run.job import RowOutcome
+from opatlas.run.job import Job, RowOutcome
+from opatlas.run.registry import ReplaySpec
 from opatlas.run.result_check import Checked
 from opatlas.run.sampling import Sampling
 from opatlas.text import parse_whole
@@ -41,6 +42,14 @@ _STRETCHES = 64
 #: Odd numbers without a pattern (Knuth's multiplicative hash). With a sum in place of the exclusive or, seven ranks
 #: would have seven neighbouring values modulo 7, whose sum is the same at each position.
 _HASH, _RANK_HASH = 2654435761, 0x5851F42D4C95
+
+
+def bind_message(
+    job: Job, spec: ReplaySpec, device: Device, instrument: Instrument, settings: MeasureSettings, group: Group
+) -> tuple[Message, TimedCollective]:
+    """Makes `row` and `replay` of a message. Raises InvalidRow."""
+    row = Message(job.kernel_type, job.cells, device.torch_device, group.rank, group.size)
+    return row, TimedCollective(row, device, instrument, settings, group)
 
 
 class Message:
