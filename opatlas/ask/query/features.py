@@ -113,10 +113,7 @@ def row_features(kernel_type: str, cells: Mapping[str, str], cores: int) -> RowF
         return RowFeatures(work, logs, tuple(_fills(product.m, product.n, product.batch, cores)), regime, dims)
     grouped = grouped_sizes(kernel_type, inputs)
     if grouped is not None:
-        load = " ".join(cells.get(EXPERT_LOAD, "").lower().split())
-        kind, *found = _of_groups(grouped, load, inputs[1], moved, cores)
-        dims = (grouped.m, grouped.n, grouped.k, grouped.groups)
-        return RowFeatures(*found, f"{regime}|{kind}", dims)
+        return _of_groups(grouped, cells, inputs[1], moved, cores, regime)
     attention = attention_sizes(kernel_type, inputs, cells)
     if attention is not None:
         layout = cells.get(RUNTIME_PREFIX + "input_layout", "").strip()
@@ -154,17 +151,17 @@ def _fills(m: int, n: int, batch: int, cores: int) -> list[float]:
 
 
 def _of_groups(
-    sizes: GroupedSizes, load: str, weights: Slot, moved: float, cores: int
-) -> tuple[int, tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
-    """Returns the kind of tiles, and the features.
+    sizes: GroupedSizes, cells: Mapping[str, str], weights: Slot, moved: float, cores: int, regime: str
+) -> RowFeatures:
+    """The work has bytes, the operations of the core with the most tiles, and experts with rows.
 
-    The work has bytes, the operations of the core with the most tiles, and experts with rows.
+    Kinds of tiles are regimes of their own, and loads are not.
     """
     # This import takes as long as that of features.
     from opatlas.run.inputs.experts import load_shares, used_experts
 
-    shares = load_shares(load, sizes.groups, sizes.m)
-    drawn = shares is not None and not load[0].isdecimal()
+    shares = load_shares(cells.get(EXPERT_LOAD, ""), sizes.groups, sizes.m)
+    drawn = shares is not None and kind_of_load(cells) != "counted"
     shares = shares or [1 / min(sizes.groups, sizes.m)] * min(sizes.groups, sizes.m)
     # Of several draws a replay takes one with that many.
     used = max(round(used_experts(shares, sizes.m)), 1) if drawn else sum(share > 0 for share in shares)
@@ -183,7 +180,9 @@ def _of_groups(
     largest = max(shares) * used
     numbers = (sizes.m, sizes.n, sizes.k, sizes.groups, used, sizes.m / used, done / read, waves, largest)
     fills = (sizes.m / rows / of_rows, share_of_waves / waves, float(drawn))
-    return kind, (read, 2.0 * waves * rows * columns * sizes.k, float(used)), tuple(map(math.log2, numbers)), fills
+    work = read, 2.0 * waves * rows * columns * sizes.k, float(used)
+    dims = (sizes.m, sizes.n, sizes.k, sizes.groups)
+    return RowFeatures(work, tuple(map(math.log2, numbers)), fills, f"{regime}|{kind}", dims)
 
 
 def _kind_of_tiles(sizes: GroupedSizes, width: int) -> int:
