@@ -256,42 +256,6 @@ def _replay_dense(row, replay):
     replay(impl.dense_attention, *tensors, **call, scale_value=1 / math.sqrt(width), expected=formulas.dense_attention)
 
 
-@replays("RecurrentGatedDeltaRule", npu="torch_npu.npu_recurrent_gated_delta_rule")
-def test_recurrent_gated_delta_rule(row, replay):
-    """Reads the slots queries, keys (T, Nk, Dk), values (T, Nv, Dv), beta, states, lengths, place of each token, g.
-
-    The lengths, perhaps behind a 0, are assumed to be equal. A token stores its state in a place of its own.
-    """
-    row.expect_slots(range(8), (8, 9))
-    if row.has(8) or row.has(9):
-        raise Unsupported(f"{row.kernel_type} is replayed without decays of keys and accepted tokens (slots 8 and 9)")
-    tokens, key_heads, key_width, heads, _, places, lengths = row.sizes(
-        "tokens,key_heads,key_width; tokens,key_heads,key_width; tokens,heads,width; tokens,heads"
-        "; places,heads,width,key_width; lengths; tokens; tokens,heads"
-    )
-    first = [0] if lengths and tokens % lengths else []
-    sequences = lengths - len(first)
-    fits = sequences > 0 and not tokens % sequences and key_heads and not heads % key_heads
-    row.expect(fits, INPUT_SHAPES, f"the {tokens} tokens are not sequences of one length, or heads do not match")
-    row.assume("the sequences are of one length")
-    # Vectors of length 1, as models normalize them.
-    unit = math.sqrt(3 / key_width)
-    replay(
-        impl.recurrent_gated_delta_rule,
-        *(row.tensor(slot, -unit, unit) for slot in (0, 1)),
-        row.tensor(2),
-        state=row.tensor(4),
-        beta=row.tensor(3, 0.1, 1.0),
-        scale=1 / math.sqrt(key_width),
-        actual_seq_lengths=row.numbers(5, first + [tokens // sequences] * sequences),
-        ssm_state_indices=row.indices(6, places, distinct=True),
-        g=row.tensor(7, -1.0, 0.0),
-        mutates=["state"],
-        output_slots={0: 0, "state": 1} if len(row.output_slots) > 1 else [0],
-        expected=formulas.recurrent_gated_delta_rule,
-    )
-
-
 _DROPOUT = 4
 _DROPPED = "slot {} is a dropout mask, and no row has the probability of a drop: capture without dropout"
 

@@ -43,18 +43,9 @@ def test_dispatch_ffn_combine(row, replay, group, npu, custom_opp):
     if not slots.fits:
         row.expect_inputs(7, 8)
     x, chosen, (up, down) = row.shape(0), row.shape(slots.experts), (_weight_shape(row, own) for own in slots.weights)
-    fits = len(x) == len(chosen) == 2 and len(up) == len(down) == 3 and not up[2] % 2
-    row.expect(fits, INPUT_SHAPES, "the kernel takes x (M, H), w1 (E, H, N), w2 (E, N / 2, H) and experts (M, k)")
-    experts, probs = up[0], row.shape(slots.probabilities) if row.has(slots.probabilities) else ()
-    fits = up[1] == x[1] and down == (experts, up[2] // 2, x[1]) and chosen[0] == x[0] and probs == chosen
-    problem = f"x {x}, w1 {up}, w2 {down}, the experts {chosen} and their weights {probs} do not match"
-    row.expect(fits, INPUT_SHAPES, problem)
-    counted = len(row.output_slots) > 1
-    fits = not counted or row.output_shape(1) in ((experts,), (1, experts))
-    row.expect(fits, OUTPUT_SHAPES, f"output 1 must have a count for each of {experts} experts")
+    _expect_layer(row, slots, x, chosen, up, down)
+    experts, counted = up[0], len(row.output_slots) > 1
     integers = row.input_slots[slots.weights[0][0]].dtype == "INT8"
-    dtypes = {row.input_slots[slot].dtype for own in slots.weights for slot in own}
-    row.expect(len(dtypes) == 1 or "INT8" not in dtypes, INPUT_DTYPES, "w1 and w2 must have one dtype")
     stacked = len(slots.weights[0]) == 1 and experts == row.shape(slots.weights[0][0])[0]
     for own, width in zip(slots.scales, (up[2], x[1]), strict=True):
         for slot in own if integers else ():
@@ -116,6 +107,21 @@ def test_dispatch_ffn_combine(row, replay, group, npu, custom_opp):
             **bound, arriving=[ids_of(rank) - group.rank * experts for rank in range(group.size)]
         ),
     )
+
+
+def _expect_layer(row, slots, x, chosen, up, down):
+    """Checks the shapes and dtypes of a layer of experts."""
+    fits = len(x) == len(chosen) == 2 and len(up) == len(down) == 3 and not up[2] % 2
+    row.expect(fits, INPUT_SHAPES, "the kernel takes x (M, H), w1 (E, H, N), w2 (E, N / 2, H) and experts (M, k)")
+    experts, probs = up[0], row.shape(slots.probabilities) if row.has(slots.probabilities) else ()
+    fits = up[1] == x[1] and down == (experts, up[2] // 2, x[1]) and chosen[0] == x[0] and probs == chosen
+    problem = f"x {x}, w1 {up}, w2 {down}, the experts {chosen} and their weights {probs} do not match"
+    row.expect(fits, INPUT_SHAPES, problem)
+    counted = len(row.output_slots) > 1
+    fits = not counted or row.output_shape(1) in ((experts,), (1, experts))
+    row.expect(fits, OUTPUT_SHAPES, f"output 1 must have a count for each of {experts} experts")
+    dtypes = {row.input_slots[slot].dtype for own in slots.weights for slot in own}
+    row.expect(len(dtypes) == 1 or "INT8" not in dtypes, INPUT_DTYPES, "w1 and w2 must have one dtype")
 
 
 @replays("MoeDistributeDispatch", npu="torch_npu.npu_moe_distribute_dispatch", group=expert_rows.group_of_dispatch)

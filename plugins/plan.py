@@ -26,7 +26,7 @@ from opatlas.row.columns import RUN_ID, STATUS, STATUS_REASON
 from opatlas.row.record import RAN_AS
 from opatlas.row.signature import digest, kernel_types_meant, make_case_id, signature
 from opatlas.row.status import Status, UpdateMode
-from opatlas.row.table import Row
+from opatlas.row.table import Row, RowTable
 from opatlas.run.devices.device import kind_named
 from opatlas.run.implementation import Implementation
 from opatlas.run.registry import Rows
@@ -312,8 +312,8 @@ def make_plan(
     Args:
         database: holds the rows, and gets their durations.
         chosen: the rows that the user chose.
-        elsewhere: kernel types that may be chosen although the database has no rows of them: those with samples in a
-            profile, those of the database whose rows an implementation measures, and the tasks of the session.
+        elsewhere: kernel types that may be chosen although the database has no rows of them: those of a profile, of the
+            database whose rows an implementation measures, and of the tasks of the session.
         requested: cells of the rows that options name, by kernel type. They are the cases, in this order, whether or
             not the database has them; None: the rows of the database.
         unmeasured: positions of rows whose durations and statuses do not count, by kernel type.
@@ -329,33 +329,18 @@ def make_plan(
     names = database.kernel_types() if requested is None else list(requested)
     ops = {meant for word in chosen.ops for meant in kernel_types_meant(word, {*names, *elsewhere})}
     plan = Plan(ops=frozenset(ops))
-    unknown = sorted(ops.difference(names, elsewhere))
-    if unknown:
-        asked = ",".join(unknown)
-        place, meant = rows_from or database.path, "".join(suggest(name, names) for name in unknown)
-        if rows_from is not None and implementation is not None and all(map(implementation.implements, unknown)):
-            meant = f"; `opatlas shapes --ops {asked}` adds theory rows"
-        there = "" if meant else f"; it has {', '.join(names) or 'none'}"
-        raise OpAtlasError(f"--ops {asked}: no such kernel type in {place}{meant}{there}")
+    if unknown := sorted(ops.difference(names, elsewhere)):
+        raise _unknown_types(unknown, names, rows_from or database.path, implementation if rows_from else None)
     types = sorted(ops) if ops and requested is None else names
     lacking = [name for name in types if implementation is not None and not implementation.implements(name)]
     if lacking and implementation is not None:
         plan.notes.append(f"{implementation.name} has no function for {', '.join(lacking)}")
-    suffix = implementation.suffix if implementation is not None else ""
-    for name in names:
-        if (ops and name not in ops) or name in lacking:
-            continue
+    for name in (name for name in names if (not ops or name in ops) and name not in lacking):
         try:
             rows = None if requested is None else requested[name]
-            read = database.read_or_empty(name)
-            in_file, cleared = len(read), (unmeasured or {}).get(name, ())
-            if rows is not None or cleared:
-                fold = TableFold(read)
-                fold.append_missing(rows or ())
-                for position in cleared:
-                    fold.clear(position)
-                read = fold.rows.table()
-            table = CaseTable(read, in_file, target, suffix, label=name)
+            in_file = database.read_or_empty(name)
+            read = _with_rows(in_file, rows, (unmeasured or {}).get(name, ()))
+            table = CaseTable(read, len(in_file), target, implementation.suffix if implementation else "", label=name)
             _choose(table, None if rows is None else [signature(name, row) for row in rows], chosen, stale_runs)
             others = read if captures is None else captures.read_or_empty(name)
             table.captured_time_us = None if ops else others.captured_time_us
@@ -367,11 +352,38 @@ def make_plan(
             place = database.path / f"{name}.csv"
             plan.problems.append(describe_error(error, place, "its rows are left out; report this error with the file"))
     release_memory()
+    _expect_variables(chosen, plan)
+    return plan
+
+
+def _unknown_types(
+    unknown: Sequence[str], names: Sequence[str], place: Path, implementation: Implementation | None
+) -> OpAtlasError:
+    """Returns the error about chosen kernel types that a place lacks; `implementation` is what its rows run on."""
+    asked, meant = ",".join(unknown), "".join(suggest(name, names) for name in unknown)
+    if implementation is not None and all(map(implementation.implements, unknown)):
+        meant = f"; `opatlas shapes --ops {asked}` adds theory rows"
+    there = "" if meant else f"; it has {', '.join(names) or 'none'}"
+    return OpAtlasError(f"--ops {asked}: no such kernel type in {place}{meant}{there}")
+
+
+def _expect_variables(chosen: Choice, plan: Plan) -> None:
+    """Raises OpAtlasError where no row has a variable of --where."""
     if chosen.where is not None:
         columns = {slug for table in plan.tables.values() for slug in slugs(table.table)}
         if problem := chosen.where.unknown(columns):
             raise OpAtlasError(f"--where {str(chosen.where)!r}: {problem}")
-    return plan
+
+
+def _with_rows(table: RowTable, rows: Sequence[Mapping[str, str]] | None, cleared: Sequence[int]) -> RowTable:
+    """Returns a table with further rows, and without the durations of some."""
+    if rows is None and not cleared:
+        return table
+    fold = TableFold(table)
+    fold.append_missing(rows or ())
+    for position in cleared:
+        fold.clear(position)
+    return fold.rows.table()
 
 
 def _choose(rows: CaseTable, wanted: Sequence[str] | None, chosen: Choice, stale_runs: StaleRuns | None) -> None:

@@ -103,29 +103,14 @@ def fused_infer_attention_score(
     length = 0 if tnd else query.shape[2]
     tokens = query.shape[0] if tnd else query.shape[0] * length
 
-    def sequence(token: int) -> tuple[int, int, int]:
-        """Returns the sequence of a query, the position of the query in it, and its number of queries."""
-        if not tnd or actual_seq_lengths is None:
-            return token // length, token % length, length
-        number = bisect_right(actual_seq_lengths, token)
-        start = actual_seq_lengths[number - 1] if number else 0
-        return number, token - start, actual_seq_lengths[number] - start
-
     def place_of(row: int) -> Row:
         """Returns token, head, sequence, position in the sequence, key head, first key, and number of keys seen."""
         token, n = divmod(row, num_heads)
-        number, i, queries = sequence(token)
+        number, i, queries = _sequence(token, actual_seq_lengths if tnd else None, length)
         first = actual_seq_lengths_kv[number - 1] if number and block_table is None else 0
         kv = actual_seq_lengths_kv[number] - first
         seen = kv - queries + i + 1 if sparse_mode == 3 else kv
         return token, n, number, i, n // (num_heads // num_key_value_heads), first, seen
-
-    def stored(cache: Tensor, own: Places) -> Tensor:
-        """Returns the vectors of keys, (P, T, D); `own` has token and head, or page, head and offset."""
-        if block_table is not None and cache.dim() == 3:
-            block, head, offset = own
-            own, cache = (block, offset, head), cache.unflatten(-1, (num_key_value_heads, -1))
-        return cache[own]
 
     def read(places: Places, j: Tensor) -> Places:
         token, n, number, i, head, first = places
@@ -133,10 +118,11 @@ def fused_infer_attention_score(
         if block_table is not None:
             own = (block_table[number.unsqueeze(-1), j // block_size].long(), head.unsqueeze(-1), j % block_size)
         at = (token, n) if tnd else (number, n, i)
-        q, keys = query[at], stored(key, own)
+        q, keys = query[at], _stored(key, own, num_key_value_heads)
         if query_rope is not None and key_rope is not None:
-            q, keys = torch.cat([q, query_rope[at]], dim=-1), torch.cat([keys, stored(key_rope, own)], dim=-1)
-        return q, keys, stored(value, own)
+            rope = _stored(key_rope, own, num_key_value_heads)
+            q, keys = torch.cat([q, query_rope[at]], dim=-1), torch.cat([keys, rope], dim=-1)
+        return q, keys, _stored(value, own, num_key_value_heads)
 
     width = value.shape[-1] // (num_key_value_heads if block_table is not None and value.dim() == 3 else 1)
     rows = list(map(place_of, draw(tokens * num_heads, elements=width, terms=max(actual_seq_lengths_kv) * 2 * width)))
@@ -147,6 +133,26 @@ def fused_infer_attention_score(
     if not softmax_lse_flag:
         return (found,)
     return found, Part(where if tnd else (number, n, i), sums[:, None])
+
+
+def _sequence(token: int, ends: Sequence[int] | None, length: int) -> tuple[int, int, int]:
+    """Returns the sequence of a query, the position of the query in it, and its number of queries.
+
+    `ends` are those of the sequences; None: each has `length` queries.
+    """
+    if ends is None:
+        return token // length, token % length, length
+    number = bisect_right(ends, token)
+    start = ends[number - 1] if number else 0
+    return number, token - start, ends[number] - start
+
+
+def _stored(cache: Tensor, own: Places, heads: int) -> Tensor:
+    """Returns the vectors of keys, (P, T, D); `own` has token and head, or page, head and offset."""
+    if len(own) == 3 and cache.dim() == 3:
+        block, head, offset = own
+        own, cache = (block, offset, head), cache.unflatten(-1, (heads, -1))
+    return cache[own]
 
 
 @parts()

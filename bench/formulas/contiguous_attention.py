@@ -1,7 +1,4 @@
-"""Attention without a cache of pages: over keys that lie together, with gradients, and linear attention.
-
-Keys that lie together: Dao et al. 2022, algorithms 1 and 4. Linear attention has a state of fixed size.
-"""
+"""Attention over keys that lie together, with gradients (Dao et al. 2022, algorithms 1 and 4)."""
 
 from __future__ import annotations
 
@@ -99,9 +96,8 @@ def flash_attention_grad(
 ) -> tuple[Part, ...]:
     """Computes the gradients of queries, keys and values.
 
-    With P_ij = e^(s_ij - max_i) / sum_i and dS_ij = P_ij (dy_i . v_j - dy_i . o_i):
-    dq_i = scale sum_j dS_ij k_j, dk_j = scale sum_i dS_ij q_i, dv_j = sum_i P_ij dy_i, the last two
-    over all heads that share the key.
+    With P_ij = e^(s_ij - max_i) / sum_i and dS_ij = P_ij (dy_i . v_j - dy_i . o_i): dq_i = scale sum_j dS_ij k_j,
+    dk_j = scale sum_i dS_ij q_i, dv_j = sum_i P_ij dy_i, the last two over all heads that share the key.
     """
     (batches, heads, queries, width), (kv_heads, keys) = _sizes(query, key, head_num, input_layout)
     q, k, v, grad, out = (_by_heads(x, input_layout, width) for x in (query, key, value, dy, attention_in))
@@ -128,8 +124,7 @@ def flash_attention_grad(
     for row in draw(batches * kv_heads * keys, elements=width, terms=queries * group * 3 * width):
         b, h, j = _coordinates(row, kv_heads, keys)
         seeing = slice(j if causal else 0, queries)
-        of_key = torch.zeros(width, dtype=torch.float64, device=query.device)
-        of_value = torch.zeros_like(of_key)
+        of_key, of_value = torch.zeros(2, width, dtype=torch.float64, device=query.device)
         for n in range(h * group, (h + 1) * group):
             shares, slopes = shares_and_slopes(b, n, seeing, slice(j, j + 1))
             of_key += (slopes * q[b, n, seeing].double()).sum(dim=0) * scale_value
@@ -174,36 +169,3 @@ def _where(at: Places, layout: str, width: int) -> Places:
         return b, s, n
     first, second = (s, b) if layout == "SBH" else (b, s)
     return first[:, None], second[:, None], n[:, None] * width + torch.arange(width, device=b.device)
-
-
-@parts()
-def recurrent_gated_delta_rule(
-    draw: Draw, query: Tensor, key: Tensor, value: Tensor, *, state: Tensor, scale: float, **of_tokens: Tensor
-) -> tuple[Part, ...]:
-    """Computes, token by token, S' = e^g S, S = S' + beta (v - S' k) k^T, o = scale S q (Yang et al. 2024).
-
-    A sequence begins with the state of its first token, and stores one for each token. Other states stay.
-    """
-    beta, g, ssm_state_indices, own_lengths = (
-        of_tokens[name] for name in ("beta", "g", "ssm_state_indices", "actual_seq_lengths")
-    )
-    lengths = [length for length in own_lengths.tolist() if length]
-    heads, group, size = value.shape[1], value.shape[1] // key.shape[1], state.shape[-2:].numel()
-    places, outs, states = [], [], []
-    for number in draw(len(lengths) * heads, elements=max(lengths) * size, terms=max(lengths) * size):
-        sequence, n = divmod(number, heads)
-        first = sum(lengths[:sequence])
-        s = state[ssm_state_indices[first], n].double()
-        for t in range(first, first + lengths[sequence]):
-            q, k = query[t, n // group].double(), key[t, n // group].double()
-            s = s * g[t, n].double().exp()
-            s = s + torch.outer(beta[t, n].double() * (value[t, n].double() - (s * k).sum(dim=-1)), k)
-            places.append((t, n))
-            states.append(s)
-            outs.append(scale * (s * q).sum(dim=-1))
-    # Of the places without a token some are checked, too.
-    kept = [place for place in range(len(state)) if place not in set(ssm_state_indices.tolist())][:2]
-    stored = [(int(ssm_state_indices[t]), n) for t, n in places] + [(place, n) for place in kept for n in range(heads)]
-    states += [state[place, n].double() for place in kept for n in range(heads)]
-    at, where = (torch.tensor(own, device=query.device).unbind(-1) for own in (places, stored))
-    return Part(at, torch.stack(outs)), Part(where, torch.stack(states))

@@ -46,6 +46,8 @@ _BOM = b"\xef\xbb\xbf"
 #: A record of a few thousand sequences takes some 50 kB.
 _LONGEST_LINE = 1 << 24
 _MALFORMED_NAMED = 10
+#: A captured row becomes at most so many rows, one for each distinct record.
+_MOST_ROWS = 100
 _JSON_LINES = "Write one JSON object a line (`jq -c '.[]'` makes such lines of a JSON array)"
 
 
@@ -67,16 +69,16 @@ class DistinctRecords:
     cells: dict[bytes, Mapping[str, str]] = field(default_factory=dict)
     left_out: int = 0
 
-    def add(self, cells: Mapping[str, str], limit: int) -> None:
+    def add(self, cells: Mapping[str, str]) -> None:
         self.cells.setdefault(blake2b("|".join(fia.case_of(cells)).encode(), digest_size=8).digest(), cells)
-        if limit and len(self.cells) > 2 * limit:
-            self.cut(limit)
+        if len(self.cells) > 2 * _MOST_ROWS:
+            self.cut()
 
-    def cut(self, limit: int) -> Mapping[bytes, Mapping[str, str]]:
+    def cut(self) -> Mapping[bytes, Mapping[str, str]]:
         """Returns the records that stay."""
-        if limit and len(self.cells) > limit:
-            kept = {*sorted(self.cells)[:limit]}
-            self.left_out += len(self.cells) - limit
+        if len(self.cells) > _MOST_ROWS:
+            kept = {*sorted(self.cells)[:_MOST_ROWS]}
+            self.left_out += len(self.cells) - _MOST_ROWS
             self.cells = {digest: cells for digest, cells in self.cells.items() if digest in kept}
         return self.cells
 
@@ -114,7 +116,6 @@ class FillResult:
 def fill_rows(
     database: Database,
     files: Iterable[Path],
-    limit: int,
     on_mb: Callable[[float], None],
     given: Sequence[Sequence[fia.Sequences]] = (),
 ) -> FillResult:
@@ -123,7 +124,6 @@ def fill_rows(
     Memory grows with the number of distinct keys, not of records.
 
     Args:
-        limit: the largest number of rows that a captured row may become; 0: any number.
         on_mb: called with the MB read since the last call.
         given: batches for rows without lengths that no record has; one that fits no row is a problem of the result.
 
@@ -134,7 +134,7 @@ def fill_rows(
     with database.lock():
         for kernel_type in sorted(col.ATTENTION_TYPES.intersection(database.kernel_types())):
             try:
-                tables.append(_AttentionRows(database.read(kernel_type), limit))
+                tables.append(_AttentionRows(database.read(kernel_type)))
             except OpAtlasError as error:
                 done.problems.append(str(error))
         matched = {key: DistinctRecords() for table in tables for key in table.keys if key is not None}
@@ -143,7 +143,7 @@ def fill_rows(
                 done.problems.append(_no_row_of(batch, matched))
         unmatched: dict[fia.JoinKey, tuple[int, str]] = {}
         for path in files:
-            _read_records(path, matched, unmatched, limit, done, on_mb)
+            _read_records(path, matched, unmatched, done, on_mb)
         most_first = sorted(unmatched.items(), key=lambda item: -item[1][0])
         done.unmatched = [("record", count, first, str(key)) for key, (count, first) in most_first]
         if (more := done.malformed_lines - _MALFORMED_NAMED) > 0:
@@ -183,7 +183,6 @@ def _read_records(
     path: Path,
     matched: Mapping[fia.JoinKey, DistinctRecords],
     unmatched: dict[fia.JoinKey, tuple[int, str]],
-    limit: int,
     done: FillResult,
     on_mb: Callable[[float], None],
 ) -> None:
@@ -210,7 +209,7 @@ def _read_records(
                     continue
                 done.records += 1
                 if key in matched:
-                    matched[key].add(cells, limit)
+                    matched[key].add(cells)
                 else:
                     count, first = unmatched.get(key, (0, f"{path}:{number}"))
                     unmatched[key] = count + 1, first
@@ -229,9 +228,9 @@ _Call = tuple[tuple[str, ...], str]
 class _AttentionRows:
     """The rows of a CSV while they are filled."""
 
-    def __init__(self, table: RowTable, limit: int) -> None:
+    def __init__(self, table: RowTable) -> None:
         self.counts = FillResult(rows=len(table))
-        self._table, self._limit = table, limit
+        self._table = table
         self.fold = TableFold(table)
         self._rows = self.fold.rows
         self._columns = [*table.columns]
@@ -245,7 +244,7 @@ class _AttentionRows:
         slots = [column for column in (*col.INPUT_SLOTS, *col.OUTPUT_SLOTS) if column in self._columns]
         names = signatures_of(self._table.kernel_type, slots, self._table.cells)
         for (_, key), positions in positions_by_key(zip(names, self.keys, strict=True)).items():
-            records = matched[key].cut(self._limit) if key is not None else {}
+            records = matched[key].cut() if key is not None else {}
             if records:
                 self._fill(positions, records.values())
             else:
@@ -286,7 +285,7 @@ class _AttentionRows:
                 for position in at:
                     self._set(position, cells)
                 self.counts.filled += len(at)
-            elif self._limit and len(calls) + added >= self._limit:
+            elif len(calls) + added >= _MOST_ROWS:
                 self.counts.left_out += 1
             else:
                 self.fold.append({**base, **cells, fia.COMPLETENESS: fia.completeness(cells)})

@@ -32,8 +32,6 @@ from opatlas.show.result import Column, Fields, Part, Result, Table
 from opatlas.text import close_matches, printable
 
 _MAKES = "`opatlas ingest --profiling-path` makes a database"
-#: A captured row becomes at most so many rows, one for each distinct record.
-_MOST_ROWS = 100
 _SHARE = Column("of captured time", percent)
 _NO_KERNELS = (
     "no kernels of a device: record with ProfilerActivity.CUDA; a trace of the capture of CUDA graphs has only their "
@@ -259,7 +257,7 @@ def _fill(database: Database, files: Sequence[Path], total_mb: float, batches: S
         expect_folder(database.path, _MAKES)
     # A session writes rows back by their signatures, which change here.
     with held(database, "ingest --attention-records") as problems, progress("read, MB", total_mb) as advance:
-        outcome = fill_rows(database, files, _MOST_ROWS, advance, batches)
+        outcome = fill_rows(database, files, advance, batches)
     problems += outcome.problems
     counts = {name: count for name, count in vars(outcome).items() if isinstance(count, int)}
     tables = list[Table]()

@@ -251,7 +251,7 @@ def _step_fields(cost: ModelCost) -> dict[str, object]:
     low, high = map(microseconds, time.interval_us)
     names = ("gaps", "place", "messages", "power_cap", "host")
     parts = {name.replace("_", " "): getattr(time, f"{name}_us") for name in names}
-    told = " + ".join(["sum", *(f"{name} {microseconds(us)}" for name, us in parts.items() if us)])
+    told = " ".join(["sum", *(f"{'-+'[us > 0]} {name} {microseconds(abs(us))}" for name, us in parts.items() if us)])
     of_known = ", without missing" if cost.missing else ""
     title = f"step {'without' if cost.step.is_eager else 'in'} a graph{of_known}(us)"
     return {title: (round(time.us), f"90 %: {low} to {high}"), "of that": told}
@@ -301,14 +301,13 @@ def _served_parts(served: Served) -> Iterator[Part]:
         middle, added = (median(getattr(each, name) for each in group) for name in ("error", "added_us"))
         covered, lacks = sum(each.covered for each in group), median(each.cost.missing_calls_share for each in group)
         after = [abs(each.fitted_error) for each in group if each.fitted_error is not None]
-        of_group = (group[0].fitted_us, group[0].fitted_points or None) if all(names) else (None, None)
-        fitted = (*of_group, median(after) if after else None)
+        fitted = (group[0].fitted_share if all(names) else None, median(after) if after else None)
         counts = (covered, lacks or None, added, *fitted)
         summary.append((*names, len(group), middle, median(sizes), sizes[len(sizes) // 10], *counts))
     missing = Column("missing", percent)
     of_points = ("points", error, Column("|error|", percent), Column("p90", percent), "in 90 %", missing)
-    columns = ("model", "engine", *of_points, "adds(us)", "fit(us)", "fit from", Column("with fit", percent))
-    yield Table(columns, summary, "predicted against served, medians; us a layer more, and as fitted on other models")
+    columns = ("model", "engine", *of_points, "adds(us)", Column("fit", change), Column("with fit", percent))
+    yield Table(columns, summary, "predicted against served, medians; us a layer more; share as fitted on other models")
     rows = list[Sequence[Any]]()
     for each in counted:
         cost, step = each.cost, each.cost.step

@@ -23,8 +23,8 @@ from opatlas.run.devices.device import Device
 from opatlas.run.devices.system import available_cores
 from opatlas.run.group import Group, ranks_of_node
 from opatlas.run.instruments.instrument import Instrument, MeasureSettings
-from opatlas.run.job import Job, RowOutcome
-from opatlas.run.registry import ReplaySpec
+from opatlas.run.job import Job
+from opatlas.run.registry import ReplaySpec, RowReplay
 from opatlas.run.result_check import Checked
 from opatlas.run.sampling import Sampling
 from opatlas.text import parse_whole
@@ -202,15 +202,14 @@ _WARM_UP_CALLS = 5
 _WARM_UP_S = 1.0
 
 
-class TimedCollective:
+class TimedCollective(RowReplay):
     """Measures the collective of one message when it is called, and leaves the result in `outcome`."""
 
     def __init__(
         self, message: Message, device: Device, instrument: Instrument, settings: MeasureSettings, group: Group
     ) -> None:
-        self.outcome: RowOutcome | None = None
+        super().__init__(device)
         self._message = message
-        self._device = device
         self._group = group
         self._sampling = Sampling(device, instrument, settings, group)
 

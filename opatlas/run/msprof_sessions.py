@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
@@ -20,7 +20,7 @@ from opatlas.run.msprof_output import PARSE_TIMEOUT_S, complete_outcomes, folder
 from opatlas.run.process.child import Launcher
 from opatlas.run.process.device_process import DeviceProcess, GroupProcess
 from opatlas.run.process.messages import RANK_PLACEHOLDER
-from opatlas.run.scheduler import Done, Scheduler
+from opatlas.run.scheduler import Done, Queue, Scheduler
 
 #: Groups of hardware counters for msprof's `--aic-metrics`; a run records one group.
 METRICS = (
@@ -218,7 +218,7 @@ def msprof_on_group(
     return MsprofBatches(session, tries_again=spec.nnodes == 1)
 
 
-class MsprofBatches(Scheduler):
+class MsprofBatches(Queue):
     """Runs the jobs that wait in one profiling session: msprof writes its measurements when its processes have ended.
 
     Each correct row is done twice: when it ran, and when its samples are read.
@@ -232,9 +232,9 @@ class MsprofBatches(Scheduler):
             session_of: creates a session, whose processes are started on first use.
             tries_again: whether rows with missing samples run once more.
         """
+        super().__init__()
         self._new_session = session_of
         self._tries_again = tries_again
-        self._waiting: deque[Job] = deque()
         #: A session that was started to describe the device, and has run no job.
         self._session: MsprofSession | None = None
         self._description: DeviceDescription | None = None
@@ -252,13 +252,6 @@ class MsprofBatches(Scheduler):
     def prepare(self) -> None:
         # Opens the first session only; each later batch starts its own.
         self.describe()
-
-    def submit(self, job: Job) -> None:
-        self._waiting.append(job)
-
-    def cancel(self) -> Sequence[Job]:
-        jobs, self._waiting = self._waiting, deque()
-        return list(jobs)
 
     def completed(self, wanted: int | None = None) -> Iterator[Done]:
         while self._waiting and wanted is not None:

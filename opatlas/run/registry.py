@@ -22,7 +22,7 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from opatlas.options import Scope
 from opatlas.row.communication import is_communication
@@ -46,16 +46,23 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 GroupOf = Callable[[Mapping[str, str], Any], GroupSpec]
 
 
-class RowReplay(Protocol):
-    """The `replay` of one row, which the body of a replay function calls and which sets the outcome."""
+class RowReplay:
+    """The `replay` of one row, which the body of a replay function calls.
 
-    outcome: RowOutcome | None
+    Attributes:
+        outcome: the outcome of the row; None before the call.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self.outcome: RowOutcome | None = None
+        self._device = device
 
     def expect_memory(self) -> None:
-        """Raises OutOfMemory if the device cannot hold the row, before anything is allocated."""
+        """Raises OutOfMemory if the device cannot hold the row, before anything is allocated, where that is known."""
 
     def bounded_memory(self) -> AbstractContextManager[None]:
-        """Returns a context in which the row can take no more memory than is available."""
+        """Returns a context in which the row can take no more memory than the device has left."""
+        return self._device.bounded_memory()
 
 
 #: Makes `row` and `replay` of a job on an open device: called with the job, its spec, the device, the instrument, the

@@ -24,9 +24,9 @@ from opatlas.run.group import ALONE, Group
 from opatlas.run.implementation import KernelSource, expect_parameters, load_kernel
 from opatlas.run.inputs.replay_row import ReplayRow
 from opatlas.run.instruments.instrument import MSPROF, Instrument, MeasureSettings
-from opatlas.run.job import Against, RowOutcome, error_text
+from opatlas.run.job import Against, error_text
 from opatlas.run.kernel_call import InputWatch, KernelCall, count_operators, may_be_compiled
-from opatlas.run.registry import ReplaySpec, select_arguments
+from opatlas.run.registry import ReplaySpec, RowReplay, select_arguments
 from opatlas.run.result_check import Formula, Results, check, is_checked_on_host
 from opatlas.run.sampling import Sampling
 from opatlas.text import exception_line
@@ -89,12 +89,8 @@ def recorded_call(function: Callable[..., Any], row: ReplayRow) -> RecordedCall:
     return recorded
 
 
-class Replay:
-    """Replays one row. A call measures the kernel and sets `outcome`.
-
-    Attributes:
-        outcome: the outcome of the row; None before the call.
-    """
+class Replay(RowReplay):
+    """Replays one row. A call measures the kernel and sets `outcome`."""
 
     def __init__(
         self,
@@ -115,12 +111,11 @@ class Replay:
         Raises:
             InvalidRow: a cell cannot be read.
         """
-        self.outcome: RowOutcome | None = None
+        super().__init__(device)
         self._row = row
         #: Parses the cells of all slots.
         self._bytes = row.bytes()
         self._spec = spec
-        self._device = device
         self._group = group
         self._source = source
         # A profiler has the samples later.

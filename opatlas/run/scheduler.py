@@ -101,14 +101,22 @@ class Scheduler(Protocol):
         return [done.outcome for done in self.completed(job.id) if done.job.id == job.id][-1]
 
 
-class InTurn(Scheduler):
-    """Runs one job after the other, when its outcome is asked for."""
+class Queue(Scheduler):
+    """Keeps the jobs that wait."""
 
     def __init__(self) -> None:
         self._waiting: deque[Job] = deque()
 
     def submit(self, job: Job) -> None:
         self._waiting.append(job)
+
+    def cancel(self) -> Sequence[Job]:
+        jobs, self._waiting = self._waiting, deque()
+        return list(jobs)
+
+
+class InTurn(Queue):
+    """Runs one job after the other, when its outcome is asked for."""
 
     def completed(self, wanted: int | None = None) -> Iterator[Done]:
         while self._waiting and wanted is not None:
@@ -121,10 +129,6 @@ class InTurn(Scheduler):
             yield Done(job, outcome, self.describe())
             if job.id == wanted:
                 return
-
-    def cancel(self) -> Sequence[Job]:
-        jobs, self._waiting = self._waiting, deque()
-        return list(jobs)
 
     def _judged(self, job: Job) -> RowOutcome:
         judge: Callable[[Callable[[Job], RowOutcome], Job, str], RowOutcome] = pkgutil.resolve_name(job.judge)
@@ -210,17 +214,14 @@ class Profiles(InTurn):
         return RowOutcome(Status.MEASURED, found.remark, measurement=found.measurement)
 
 
-class Relay(Scheduler):
+class Relay(Queue):
     """Hands each job to a scheduler that suits it; one of them is open at a time."""
 
     def __init__(self) -> None:
-        self._waiting: deque[Job] = deque()
+        super().__init__()
         #: Jobs that the current scheduler has, by id.
         self._given: dict[int, Job] = {}
         self._current: Scheduler | None = None
-
-    def submit(self, job: Job) -> None:
-        self._waiting.append(job)
 
     def completed(self, wanted: int | None = None) -> Iterator[Done]:
         while self._given or (self._waiting and wanted is not None):
@@ -279,11 +280,9 @@ class Relay(Scheduler):
 
     def cancel(self) -> Sequence[Job]:
         given = self._current.cancel() if self._current is not None else ()
-        jobs = [*given, *self._waiting]
         for job in given:
             self._given.pop(job.id, None)
-        self._waiting.clear()
-        return jobs
+        return [*given, *super().cancel()]
 
     def release(self) -> None:
         if self._current is not None:

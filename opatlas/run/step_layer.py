@@ -25,7 +25,7 @@ from opatlas.run.kernel_call import KernelCall, OperatorMode, flat_tensors, is_f
 from opatlas.run.registry import replay_spec, replays_of_bench
 from opatlas.run.replay import RecordedCall, recorded_call
 from opatlas.run.result_check import Checked, check
-from opatlas.theory.model_calls import ModelCall
+from opatlas.theory.model_step import ModelCall
 
 #: What the first arguments of a part's call read, and what its results are: names of values of a layer; "" for none.
 _LINKS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -73,8 +73,9 @@ _DENSE = ("gate_up", "gate_up_quant", "act", "down", "down_quant")
 _OF_EXPERTS = ("router", "gating", "permute", "experts_", "unpermute", "shared_")
 #: Values that last from layer to layer.
 _LASTING = ("out", "residual")
-#: Kernel types whose weight is the second argument, which is scaled for results of size 1.
-_PRODUCTS = ("MatMul", "BatchMatMul", "TransposeBatchMatMul", "GroupedMatmul")
+#: Kernel types whose weight is the second argument.
+_PRODUCTS = ("MatMul", "BatchMatMul", "TransposeBatchMatMul", "QuantBatchMatmul", "GroupedMatmul")
+_REAL = (torch.float32, torch.bfloat16, torch.float16)
 #: The most elements of a result that are compared after the measurement.
 _COMPARED = 4096
 #: Operators that allocate a result that something else writes.
@@ -293,13 +294,9 @@ class BuiltLayers:
         row = ReplayRow(call.kernel_type, call.cells, self._device.torch_device)
         recorded = recorded_call(function, row)
         writes = self._link(call, recorded)
+        if call.kernel_type.startswith(_PRODUCTS):
+            _bound_results(recorded)
         own, placed = self._first_call(call.part, self._stack.get(call.kernel_type), spec.npu, recorded)
-        if call.kernel_type.startswith(_PRODUCTS) and (weights := flat_tensors(recorded.arguments[1])):
-            # Without it values grow from layer to layer.
-            size = flat_tensors(own.results())[0].float().std().clamp(min=1e-6)
-            for weight in weights if weights[0].dtype in (torch.bfloat16, torch.float16) else ():
-                weight.div_(size)
-            placed.launch(own.launch)
         computed = own.kept_results()[: recorded.outputs]
         arguments, keywords = own.originals()
         try:
@@ -401,6 +398,27 @@ class BuiltLayers:
         self.ran[name] = None
         placed.keep(own.returned())
         return own, placed
+
+
+def _bound_results(recorded: RecordedCall) -> None:
+    """Divides the weights of a product, or their scales, by the size of its results.
+
+    Without it values grow from layer to layer, and a query of size 40 attends to one key alone, which a kernel that
+    multiplies in FP8 does not find. Some kernels take scales in another form at their first call, so it comes before.
+    """
+    (x, *_), weights = flat_tensors(recorded.arguments[0]), flat_tensors(recorded.arguments[1])
+    divided, factors = list(weights), [x, weights[0]]
+    if weights[0].dtype not in _REAL:
+        named = [recorded.keywords.get(name) for name in ("scale", "pertoken_scale", "per_token_scale")]
+        scales = [each for each in flat_tensors([*recorded.arguments[2:3], named]) if each.dtype in _REAL]
+        divided, factors = scales[:1], [*factors, *scales]
+    size = x.shape[-1] ** 0.5 * math.prod(_root_mean_square(each) for each in factors)
+    for each in divided:
+        each.div_(max(size, 1e-6))
+
+
+def _root_mean_square(values: torch.Tensor) -> float:
+    return float(values.float().norm()) / math.sqrt(values.numel())
 
 
 def _group_ends(chosen: torch.Tensor, rows: int, like: torch.Tensor) -> torch.Tensor:

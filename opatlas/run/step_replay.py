@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from itertools import islice, pairwise
@@ -27,7 +26,7 @@ from opatlas.run.instruments.instrument import Instrument, MeasureSettings, Stop
 from opatlas.run.instruments.kernel_records import MARK, KernelRecords, readable_name
 from opatlas.run.job import Job, RowOutcome
 from opatlas.run.kernel_call import KernelCall
-from opatlas.run.registry import ReplaySpec
+from opatlas.run.registry import ReplaySpec, RowReplay
 from opatlas.run.step_layer import BuiltLayers, calls_of_layers, read_stack
 from opatlas.theory.model_calls import step_calls
 from opatlas.theory.model_step import Step
@@ -81,24 +80,17 @@ def bind_step(
     return None, StepReplay(job, device, instrument, settings)
 
 
-class StepReplay:
+class StepReplay(RowReplay):
     """Builds and measures a step when it is called, and leaves the result in `outcome`."""
 
     def __init__(self, job: Job, device: Device, instrument: Instrument, settings: MeasureSettings) -> None:
-        self.outcome: RowOutcome | None = None
-        self._cells, self._device, self._instrument, self._settings = job.cells, device, instrument, settings
+        super().__init__(device)
+        self._cells, self._instrument, self._settings = job.cells, instrument, settings
         self._module: Any = torch.get_device_module(device.torch_device)
         self._has_graph = job.cells.get(STEP_LAUNCH) == "graph"
         self._step = Step.read(job.cells[STEP])
         stack = read_stack(job.cells.get(STEP_STACK, ""), device.torch_device.type)
         self._layers = BuiltLayers(device, stack, self._measured_alone, self._step.routing == "random")
-
-    def expect_memory(self) -> None:
-        """Does nothing: a step that does not fit is out of memory when it is built."""
-
-    def bounded_memory(self) -> AbstractContextManager[None]:
-        """Returns a context in which the step can take no more memory than the device has left."""
-        return self._device.bounded_memory()
 
     def __call__(self) -> None:
         """Builds the layers, measures them, and compares their results with those of the first pass.

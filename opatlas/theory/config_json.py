@@ -138,11 +138,7 @@ def _facts(name: str, text: Mapping[str, Any], whole: Mapping[str, Any]) -> Mode
     if kind.attention == "shared":
         latent, indexer = None, None
         shared = part(SharedKeys)
-        kv_heads, head_dim = shared.num_key_value_heads, shared.head_dim or hidden // heads
-        if heads % kv_heads:
-            raise ValidationError(f"num_key_value_heads {kv_heads} does not divide num_attention_heads {heads}")
-        if not shared.head_dim and hidden % heads:
-            raise ValidationError(f"num_attention_heads {heads} does not divide hidden_size {hidden}: give head_dim")
+        kv_heads, head_dim = shared.num_key_value_heads, _head_dim(shared, heads, hidden)
         rotated = _rotated(shared, head_dim, text)
     else:
         latent = part(Latent)
@@ -245,6 +241,15 @@ def _kinds_of_layers(base: EveryKind, kind: ModelKind, cycle: int, differs: list
     return kinds
 
 
+def _head_dim(shared: SharedKeys, heads: int, hidden: int) -> int:
+    if heads % shared.num_key_value_heads:
+        problem = f"num_key_value_heads {shared.num_key_value_heads} does not divide num_attention_heads {heads}"
+        raise ValidationError(problem)
+    if not shared.head_dim and hidden % heads:
+        raise ValidationError(f"num_attention_heads {heads} does not divide hidden_size {hidden}: give head_dim")
+    return shared.head_dim or hidden // heads
+
+
 def _rotated(shared: SharedKeys, head_dim: int, text: Mapping[str, Any]) -> int:
     """Returns the features of a head that the rotary embedding rotates."""
     factor: Any = shared.partial_rotary_factor
@@ -283,7 +288,8 @@ def _experts(stated: Experts, base: EveryKind, kind: ModelKind) -> RoutedExperts
         raise ValidationError(f"num_experts_per_tok is {top_k}, more than the {count} experts: give less")
     gated = stated.shared_expert_intermediate_size
     shared = gated or stated.shared_intermediate_size or stated.n_shared_experts * width
-    return RoutedExperts(count, width, top_k, sparse, shared, shared_gate=bool(gated))
+    by_softmax = (stated.scoring_func or kind.scores) == "softmax"
+    return RoutedExperts(count, width, top_k, sparse, shared, shared_gate=bool(gated), by_softmax=by_softmax)
 
 
 def _other_differences(base: EveryKind, kind: ModelKind, nested: bool, whole: Mapping[str, Any]) -> Iterable[str]:

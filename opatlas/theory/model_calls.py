@@ -7,7 +7,7 @@ A step is one forward pass of an engine: the next token of each sequence (decode
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from statistics import mean
 from typing import Any
@@ -16,10 +16,10 @@ from opatlas.errors import UsageError
 from opatlas.row.attention import Sequences, keys_of
 from opatlas.row.columns import EXPERT_LOAD, INPUT_DTYPES, MESSAGE, RUNTIME_PREFIX
 from opatlas.row.communication import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, REDUCE_SCATTER, Collective
-from opatlas.row.signature import signature
 from opatlas.row.slots import FP8, known_dtype
 from opatlas.theory import model_step
 from opatlas.theory.catalog import built_in_catalog
+from opatlas.theory.model_step import ModelCall
 from opatlas.theory.models import ACTIVATIONS, DeltaNet, Indexer, Latent, Linear, ModelFacts, RoutedExperts
 from opatlas.theory.patterns import NZ, Form, Pattern
 from opatlas.theory.sources import NOT_QUANTIZED
@@ -33,47 +33,6 @@ _GATES = {"SwiGlu": "swiglu", "GeGluV2": "geglu", "ClippedSwiglu": "swiglu"}
 _PAGE = 128
 #: The input slots with keys and values in the cache, by patterns.
 _IN_CACHE = {"paged_attention": (1, 2), "latent_attention": (1, 2), "sparse_attention": (1, 2)}
-
-
-@dataclass(frozen=True)
-class ModelCall:
-    """The calls of a step with equal shapes that do the same work.
-
-    Attributes:
-        part: the part of the model, such as "qkv", "attention", "gate_up" or "ffn_all_reduce".
-        kernel_type: the kernel type, or the collective.
-        cells: the cells of the row of a database that has the call's duration.
-        calls: calls in each of these layers, or in the step for a part outside of layers.
-        layers: the number of layers with this part; 0 for a part outside of layers.
-        twins: further kernel types whose row may have these cells.
-        nearest: the cells that answer where no row has the dtypes or the load of `cells`: those of a cache that is not
-            quantized, or equally many rows of each expert that has any.
-        instead: another call that does this work, or most of it: by the kernel type of some devices, or without a bias.
-            It answers where this one has no rows with its dtypes.
-    """
-
-    part: str
-    kernel_type: str
-    cells: Mapping[str, str]
-    calls: int
-    layers: int
-    twins: tuple[str, ...] = ()
-    nearest: Mapping[str, str] = field(default_factory=dict)
-    instead: ModelCall | None = None
-
-    @property
-    def calls_per_layer(self) -> int:
-        """The calls in a layer that has this part; 0 for a part outside of layers."""
-        return self.calls if self.layers else 0
-
-    @property
-    def calls_per_step(self) -> int:
-        """The calls in all layers, or those outside of layers."""
-        return self.calls * (self.layers or 1)
-
-    def signature(self) -> str:
-        """Returns the signature of the call's row."""
-        return signature(self.kernel_type, self.cells)
 
 
 def model_calls(model: ModelFacts, *, nz_weights: bool = False, tier: int = 1, **step: Any) -> list[ModelCall]:
@@ -285,16 +244,26 @@ class _ModelStep:
             yield self.of_sequences("attention", "SparseFlashAttention", "sparse_attention", layers, group, top=top)
 
     def delta_net(self, delta: DeltaNet) -> Iterator[ModelCall]:
-        """Yields the calls of layers with a gated delta net: its products, and calls without rows."""
-        m, layers, heads = self.tokens, delta.layers, delta.linear_num_value_heads // self.tp
-        features, kernel = (m, (2 * delta.keys + delta.values) // self.tp), delta.linear_conv_kernel_dim
-        values, sequences = (m, delta.values // self.tp), sum(group.n for group in self.groups)
+        """Yields the calls of layers with a gated delta net."""
+        keys, values = delta.linear_num_key_heads // self.tp, delta.linear_num_value_heads // self.tp
+        sizes = {"q": keys, "r": values // keys, "d": delta.linear_key_head_dim, "dv": delta.linear_value_head_dim}
+        sizes |= {"taps": delta.linear_conv_kernel_dim}
+
+        def call(part: str, kernel_type: str, pattern: str, **others: int) -> ModelCall:
+            return self.call(part, kernel_type, pattern, delta.layers, **sizes, **others)
+
         yield from self.products("in_proj_qkvz", "in_proj_ba")
-        inputs = [features, (features[1], kernel), (sequences, features[1], kernel - 1)]
-        yield self.unknown("convolution", "CausalConvolution", layers, inputs, features)
-        state = (sequences, heads, delta.linear_key_head_dim, delta.linear_value_head_dim)
-        yield self.unknown("delta_rule", "GatedDeltaRule", layers, [features, (m, 2 * heads), state], values)
-        yield self.unknown("delta_norm", "GatedRmsNorm", layers, [values] * 2, values)
+        parts = [(group, "", "RecurrentGatedDeltaRule") for group in model_step.alike_sequences(self.decoded)]
+        parts += [(group, "_prefill", "ChunkGatedDeltaRule") for group in model_step.alike_sequences(self.prompts)]
+        lengths = [{"s": sum(each.n for each in group), "t": group[0].queries} for group, *_ in parts]
+        for (_, phase, _), of_group in zip(parts, lengths, strict=True):
+            yield call("convolution", "CausalConv1d", f"causal_conv1d{phase}", **of_group)
+        yield call("delta_gates", "fused_gdn_gating_kernel", "gdn_gating")
+        for (_, phase, kernel_type), of_group in zip(parts, lengths, strict=True):
+            drafts = "_drafts" if of_group["t"] > 1 else ""
+            pattern = "chunk_gated_delta_rule" if phase else f"recurrent_gated_delta_rule{drafts}"
+            yield call("delta_rule", kernel_type, pattern, **of_group)
+        yield call("delta_norm", "_layer_norm_fwd_1pass_kernel_npu", "gated_rms_norm")
         yield from self.products("out_proj")
 
     def feed_forward(self, prefix: str, width: int, layers: int) -> Iterator[ModelCall]:
@@ -320,7 +289,8 @@ class _ModelStep:
         if replicas > 1:
             yield self.collective("tokens_all_gather", ALL_GATHER, replicas, tokens * hidden, layers)
         yield from self.products("router", tokens=own)
-        yield self.call("gating", "MoeGatingTopK", "moe_gating", layers, **router)
+        gating = "moe_gating_plain" if experts.by_softmax else "moe_gating"
+        yield self.call("gating", "MoeGatingTopK", gating, layers, **router)
         yield self.call("permute", "MoeTokenPermute", "moe_permute", layers, **router)
         if travels:
             yield self.collective("dispatch", ALL_TO_ALL, ep, own * experts.top_k * hidden, layers)
@@ -441,19 +411,6 @@ class _ModelStep:
         dtypes = cells[INPUT_DTYPES].split(";")
         dtypes = [cached if slot in _IN_CACHE[pattern] else dtype for slot, dtype in enumerate(dtypes)]
         return replace(found, cells={**cells, INPUT_DTYPES: ";".join(dtypes)}, nearest=cells)
-
-    def unknown(
-        self, part: str, kernel_type: str, layers: int, inputs: Sequence[tuple[int, ...]], output: tuple[int, ...]
-    ) -> ModelCall:
-        """Returns a call of which the catalog has no pattern. No row has its duration: a step lists it as missing."""
-        shapes = [",".join(map(str, shape)) for shape in inputs]
-        cells = {
-            "Input Shapes": ";".join(shapes),
-            "Input Data Types": ";".join([self.activation] * len(shapes)),
-            "Output Shapes": ",".join(map(str, output)),
-            "Output Data Types": self.activation,
-        }
-        return ModelCall(part, kernel_type, cells, 1, layers)
 
     def form(self, forms: Sequence[Form]) -> Form:
         """Returns the form with the step's dtypes, and with weights in FRACTAL_NZ if they are stored so."""

@@ -81,6 +81,7 @@ class Experts(msgspec.Struct):
     first_k_dense_replace: OptionalSize = 0
     decoder_sparse_step: Size = 1
     moe_layer_freq: Literal[1] = 1
+    scoring_func: Literal["", "softmax", "sigmoid"] = ""
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,7 @@ class ModelKind:
         attention: multi-head latent attention, with or without an indexer, or queries that share keys.
         width: the key with the features of an expert; "" without experts.
         sparse: which layers have experts: all, those after the first dense ones, or each of some steps.
+        scores: of experts, by their logits, where the file has no `scoring_func`; those by sigmoid have a bias.
         defaults: transformers' values of keys that a file may leave out. Other keys are required.
         head_norms: whether queries and keys are normalized. Otherwise the key `use_qk_norm` says so.
         own_keys: whether each query has its own key where the file states no number of key heads.
@@ -104,6 +106,7 @@ class ModelKind:
     attention: Literal["shared", "latent", "indexed"] = "shared"
     width: str = ""
     sparse: Literal["all", "later", "steps"] = "all"
+    scores: Literal["softmax", "sigmoid"] = "softmax"
     defaults: Mapping[str, Any] = field(default_factory=dict)
     head_norms: bool = False
     own_keys: bool = False
@@ -116,7 +119,7 @@ class ModelKind:
 
 
 MOE_WIDTH, CYCLE = "moe_intermediate_size", "full_attention_interval"
-_DEEPSEEK_V3 = ModelKind("latent", MOE_WIDTH, "later", {"first_k_dense_replace": 3, "n_shared_experts": 1})
+_DEEPSEEK_V3 = ModelKind("latent", MOE_WIDTH, "later", "sigmoid", {"first_k_dense_replace": 3, "n_shared_experts": 1})
 _NEXT = ModelKind(
     head_norms=True,
     gated=True,
@@ -149,6 +152,7 @@ MODEL_KINDS: Mapping[str, ModelKind] = {
     "glm4_moe": ModelKind(
         width=MOE_WIDTH,
         sparse="later",
+        scores="sigmoid",
         biases=("qkv",),
         defaults={
             "use_qk_norm": False,
@@ -157,7 +161,9 @@ MODEL_KINDS: Mapping[str, ModelKind] = {
             "partial_rotary_factor": 0.5,
         },
     ),
-    "minimax_m2": ModelKind(width="intermediate_size", defaults={"head_dim": 128, "use_qk_norm": True}),
+    "minimax_m2": ModelKind(
+        width="intermediate_size", scores="sigmoid", defaults={"head_dim": 128, "use_qk_norm": True}
+    ),
     "gpt_oss": ModelKind(
         width="intermediate_size",
         defaults={CYCLE: 2, "head_dim": 64, "sliding_window": 128, "attention_bias": True},

@@ -1,10 +1,10 @@
-"""A step of an engine: which sequences it computes, how devices share the model, and whether their memory suffices."""
+"""A step of an engine: which sequences it computes, how devices share the model, its calls, whether memory suffices."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 import msgspec
@@ -12,6 +12,7 @@ import msgspec
 from opatlas.errors import UsageError
 from opatlas.formats import size
 from opatlas.row.attention import Sequences, read_sequences
+from opatlas.row.signature import signature
 from opatlas.row.slots import FP8, known_dtype
 from opatlas.theory.models import ACTIVATIONS, ModelFacts
 from opatlas.theory.sources import NOT_QUANTIZED
@@ -124,6 +125,47 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def is_eager(self) -> bool:
         """Whether the host launches kernel by kernel."""
         return self.launch == "eager" or self.graph_size(count_queries(self.groups())) is None
+
+
+@dataclass(frozen=True)
+class ModelCall:
+    """The calls of a step with equal shapes that do the same work.
+
+    Attributes:
+        part: the part of the model, such as "qkv", "attention", "gate_up" or "ffn_all_reduce".
+        kernel_type: the kernel type, or the collective.
+        cells: the cells of the row of a database that has the call's duration.
+        calls: calls in each of these layers, or in the step for a part outside of layers.
+        layers: the number of layers with this part; 0 for a part outside of layers.
+        twins: further kernel types whose row may have these cells.
+        nearest: the cells that answer where no row has the dtypes or the load of `cells`: those of a cache that is not
+            quantized, or equally many rows of each expert that has any.
+        instead: another call that does this work, or most of it: by the kernel type of some devices, or without a bias.
+            It answers where this one has no rows with its dtypes.
+    """
+
+    part: str
+    kernel_type: str
+    cells: Mapping[str, str]
+    calls: int
+    layers: int
+    twins: tuple[str, ...] = ()
+    nearest: Mapping[str, str] = field(default_factory=dict)
+    instead: ModelCall | None = None
+
+    @property
+    def calls_per_layer(self) -> int:
+        """The calls in a layer that has this part; 0 for a part outside of layers."""
+        return self.calls if self.layers else 0
+
+    @property
+    def calls_per_step(self) -> int:
+        """The calls in all layers, or those outside of layers."""
+        return self.calls * (self.layers or 1)
+
+    def signature(self) -> str:
+        """Returns the signature of the call's row."""
+        return signature(self.kernel_type, self.cells)
 
 
 def step_dtype(model: ModelFacts, asked: str = "") -> str:

@@ -150,6 +150,7 @@ class RoutedExperts:
         layers: the layers with experts.
         shared: intermediate features of the experts that process all tokens; 0 if there are none.
         shared_gate: whether the output of these experts has a gate.
+        by_softmax: whether the scores of experts are a softmax of the logits; else sigmoids, chosen with a bias.
     """
 
     count: int
@@ -158,6 +159,7 @@ class RoutedExperts:
     layers: int
     shared: int = 0
     shared_gate: bool = False
+    by_softmax: bool = False
 
     def of_busiest(self, tokens: int, ep: int) -> tuple[int, int]:
         """Returns the rows of that of `ep` devices which has most, and its experts with rows: medians, chosen randomly.

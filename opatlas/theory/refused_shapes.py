@@ -13,7 +13,10 @@ from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
+from opatlas.data.database import Database
+from opatlas.data.log import Log
 from opatlas.row.columns import CRASHES_IN_A_ROW, EP_SIZE, INPUT_DTYPES, INPUT_SHAPES, STATUS
+from opatlas.row.record import RowName
 from opatlas.row.signature import column_cells
 from opatlas.row.slots import split_cell
 from opatlas.row.status import Status
@@ -21,7 +24,7 @@ from opatlas.row.table import RowTable
 from opatlas.text import parse_whole
 
 #: Statuses of a row whose shape the kernel refuses: a case that crashes counts. An error of the device may be due to
-#: other work on it, and so may a timeout, which counts from the second in a row.
+#: other work on it, and so may a timeout: they count from the second in a row.
 _REFUSED = frozenset({Status.FAILED, Status.CRASHED, Status.OOM, Status.UNSUPPORTED})
 
 
@@ -176,9 +179,13 @@ def read_constraints(table: RowTable) -> Constraints:
 def _trials(table: RowTable) -> Iterator[Trial]:
     names = (STATUS, CRASHES_IN_A_ROW, INPUT_SHAPES, INPUT_DTYPES, EP_SIZE)
     columns = (column_cells(table.frame, name) for name in names)
-    for status, crashes, shapes, dtypes, ep_size in zip(*columns, strict=True):
+    log = Log(Database(table.path.parent))
+    for signature, status, crashes, shapes, dtypes, ep_size in zip(table.signatures, *columns, strict=True):
         found = Status.from_cell(status)
         refused = found in _REFUSED or (found is Status.TIMEOUT and (parse_whole(crashes) or 0) > 1)
+        if found is Status.DEVICE_ERROR:
+            in_runs = log.statuses(RowName(table.kernel_type, signature)).values()
+            refused = [each for each in in_runs if each is not Status.SKIPPED][-2:] == [found, found]
         if found is Status.MEASURED or refused:
             # Weights of each expert have a slot of their own: such rows tell nothing.
             with suppress(ValueError):

@@ -118,7 +118,8 @@ def _parts(model: ModelFacts, tp: int, lm_head: bool | None) -> Iterator[tuple[s
         if experts.shared:
             yield "gated widths", (experts.shared // tp,)
         yield "gated widths", (experts.width,)
-        yield "router", (experts.count, experts.top_k, model.hidden)
+        scores = "softmax_router" if experts.by_softmax else "sigmoid_router"
+        yield f"router {scores}", (experts.count, experts.top_k, model.hidden)
     if model.head_norms and model.joint_norms:
         yield "norms", (heads * model.head_dim,)
         yield "norms", (kv_heads * model.head_dim,)
@@ -143,10 +144,16 @@ def _parts(model: ModelFacts, tp: int, lm_head: bool | None) -> Iterator[tuple[s
         if indexer is not None:
             yield "sparse", (heads, lora, rope, indexer.index_topk)
             yield "indexer", (indexer.index_n_heads, indexer.index_head_dim, indexer.index_topk)
+    if (delta := model.delta) is not None:
+        of_keys, of_values = delta.linear_num_key_heads // tp, delta.linear_num_value_heads // tp
+        widths = (delta.linear_key_head_dim, delta.linear_value_head_dim)
+        yield "delta", (of_keys, of_values // of_keys, *widths, delta.linear_conv_kernel_dim)
     yield "vocab", (model.vocab,)
     yield "embedding", (-(-model.vocab // tp), model.hidden)
 
 
+#: Routers of all models, and of those that choose experts by softmax, and by sigmoids with a bias.
+_ROUTERS = ("router", "softmax_router", "sigmoid_router")
 #: The variables of each source of sizes.
 SOURCES: Mapping[str, tuple[str, ...]] = {
     "linears": ("n", "k"),
@@ -164,15 +171,16 @@ SOURCES: Mapping[str, tuple[str, ...]] = {
     "angles": ("d",),
     "sparse": ("q", "lora", "rope", "top"),
     "indexer": ("q", "d", "top"),
+    "delta": ("q", "r", "d", "dv", "taps"),
     "vocab": ("vocab",),
     "embedding": ("vocab", "h"),
-    "router": ("e", "top", "h"),
+    **dict.fromkeys(_ROUTERS, ("e", "top", "h")),
     #: Experts on a device, their width, hidden, top_k, ep.
     "experts": ("e", "w", "h", "top", "ep"),
     "biased_experts": ("e", "w", "h", "top", "ep"),
 }
 #: Sources whose parts every device has as a whole.
-_WHOLE = frozenset({"hidden", "norms", "latent_cache", "angles", "indexer", "vocab", "router"})
+_WHOLE = frozenset({"hidden", "norms", "latent_cache", "angles", "indexer", "vocab", *_ROUTERS})
 
 
 def _sizes(source: str, model: ModelFacts, targets: Targets) -> Iterator[tuple[int, ...]]:

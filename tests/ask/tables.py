@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from opatlas.theory.model_calls import ModelCall, model_calls
+from opatlas.theory.model_calls import model_calls
+from opatlas.theory.model_step import ModelCall
 from opatlas.theory.sources import resolve_model
 
 RUN = "20260101T000000-aaaaaa"

@@ -263,6 +263,30 @@ def test_several_steps_are_a_table_and_a_plot(
     assert "qwen3-32b" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("late", "share"), [((1.4, 1.4, 1.4), 0.4), ((1.4, 0.7, 1.4), 0.0)])
+def test_what_an_engine_adds_is_fitted_on_other_models_as_far_as_it_helps_those(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    late: tuple[float, ...],
+    share: float,
+) -> None:
+    monkeypatch.setattr(ImplementationAnswers, "device", "NVIDIA_H200")
+    place, served = database(tmp_path / "db"), tmp_path / "served.csv"
+    point = {"engine": "vllm", "gpu": "H200", "tp": 2, "ep": 1, "dp": 1, "weights": "bf16", "kv": "", "tpot_ms": 1.0}
+    point |= {"concurrency": 64, "mean_context": 4096}
+    models = [MODEL, "Qwen/Qwen3-0.6B", "meta-llama/Llama-3.1-8B"]
+    lines = pd.DataFrame([{**point, "model": name, "hf_id": name} for name in models])
+    for _ in range(2):
+        lines.to_csv(served, index=False)
+        assert main(["model", "all", str(place), "--against", str(served), "--json"]) == 0
+        points = json.loads(capsys.readouterr().out)["points"]
+        lines["tpot_ms"] = [each["us"] / 1000 * more for each, more in zip(points, late, strict=True)]
+    assert points[0]["error"] == pytest.approx(1 / late[0] - 1)
+    assert points[0]["fitted_share"] == pytest.approx(share)
+    assert points[0]["fitted_error"] == pytest.approx((1 + share) / late[0] - 1)
+
+
 def test_served_times_are_compared_and_points_left_out_are_listed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -300,10 +324,9 @@ def test_served_times_are_compared_and_points_left_out_are_listed(
     words = [each["why"] for each in left]
     assert all(word in why for word, why in zip(("H100", "mxfp4", "x/y", "tp 3"), words, strict=True))
     assert ["cache" in each["why"] for each in dropped] == [True]
-    # Of `q` the engine is fitted on the other model alone, whatever the labels.
-    assert (points[0]["fitted_us"], points[0]["fitted_points"]) == (points[2]["added_us"], 1)
-    after = us + points[2]["added_us"] * resolve_model(MODEL).layers
-    assert points[0]["fitted_error"] == pytest.approx(after / (us / 1.5) - 1)
+    # Of `q` one model is left, whatever the labels: nothing says that a share of it would help.
+    assert [each["fitted_share"] for each in points] == [0.0] * 4
+    assert points[0]["fitted_error"] == points[0]["error"]
     assert main(["model", "r", str(place), "--against", str(served)]) == 1
     told = capsys.readouterr().err
     assert str(served) in told
@@ -342,22 +365,19 @@ def test_differences_from_the_model_are_reported(tmp_path: Path, capsys: pytest.
     assert main(planned) == 2
 
 
-def test_parts_that_no_row_has_are_missing_and_in_no_plan(tmp_path: Path) -> None:
+def test_parts_that_no_row_has_are_missing(tmp_path: Path) -> None:
     place = database(tmp_path / "db")
     sizes = {"hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 1024}
     content = {"model_type": "qwen3_5", "num_hidden_layers": 8, "intermediate_size": 512, **sizes}
     (tmp_path / "config.json").write_text(json.dumps(content))
     found = opatlas.open(place).model(str(tmp_path), batch=4, context=512)
-    missing = {part.part: part.calls for part in found.missing}
-    assert {part: missing[part] for part in ("convolution", "delta_rule", "attention_gate")} == {
-        "convolution": 6,
-        "delta_rule": 6,
-        "attention_gate": 2,
+    missing = {part.kernel_type: part.calls for part in found.missing}
+    of_delta_nets = ("CausalConv1d", "RecurrentGatedDeltaRule", "fused_gdn_gating_kernel")
+    assert {name: missing[name] for name in (*of_delta_nets, "Sigmoid")} == {
+        **dict.fromkeys(of_delta_nets, 6),
+        "Sigmoid": 2,
     }
     assert found.layers == 8
-    rows = opatlas.open(place).next_rows(1000, [opatlas.Step(str(tmp_path), batch=4, context=512)]).rows
-    assert rows
-    assert not {row.kernel_type for row in rows} & {"GatedDeltaRule", "CausalConvolution", "SigmoidMul"}
 
 
 def test_rows_with_the_dtypes_of_a_call_answer_before_the_first_of_the_stack(tmp_path: Path) -> None:

@@ -12,15 +12,21 @@ from opatlas.ask.query.step_time import StepConstants, StepTime, step_time
 from opatlas.theory.model_step import Step, step_memory
 from opatlas.theory.sources import resolve_model
 
-CONSTANTS = StepConstants(0.5, 200.0, 0.25, 0.02, 0.01, 4.0, 0.2, 0.5, 0.02, 0.3)
+CONSTANTS = StepConstants(0.5, 200.0, 0.25, 0.02, 0.01, 4.0, 5.0, 0.5, 200.0, 0.2, 0.5, 0.02, 0.3)
 
 
-def cost(tera_ops: float, device: str = "NVIDIA_H200", step: Step | None = None, **changed: Any) -> ModelCost:
+def cost(
+    tera_ops: float,
+    device: str = "NVIDIA_H200",
+    step: Step | None = None,
+    message: str = "268435456|2|BF16|1",
+    **changed: Any,
+) -> ModelCost:
     part = {"us_per_call": 100.0, "interval_us": (97.0, 103.0), "how": "measured", "device": device}
     parts = [
         PartCost("qkv", "MatMulV2", 10, 10, "", tera_ops=tera_ops, kernels=2, **{**part, **changed}),
         PartCost("ffn_norm", "AddRmsNorm", 10, 10, "", **{**part, **changed}),
-        PartCost("ffn_all_reduce", "hcom_allReduce_", 2, 2, "", **part),
+        PartCost("ffn_all_reduce", "hcom_allReduce_", 2, 2, message, **part),
         PartCost("act", "SwiGlu", 10, 10, "", reason="no rows"),
     ]
     facts, step = resolve_model("qwen3-32b"), step or Step("qwen3-32b", 8, 1)
@@ -43,6 +49,21 @@ def test_a_step_is_its_calls_and_what_the_graph_and_their_place_add() -> None:
     low, high = found.interval_us
     assert found.us - low == pytest.approx(high - found.us)
     assert high - found.us > 0.02 * found.us
+
+
+@pytest.mark.parametrize(
+    ("message", "in_step_us"),
+    [
+        ("200000|2|BF16|1", 5 + 1),
+        ("200000|8|BF16|1", 5 + 7 * 0.5 + 1.75),
+        ("2000|8|BF16|1", 5 + 0.07),
+        ("200000|16|BF16|1", 104.5),
+        ("200000000|8|BF16|1", 104.5),
+    ],
+)
+def test_an_all_reduce_of_a_host_is_that_of_engines_where_it_is_faster(message: str, in_step_us: float) -> None:
+    # The row has 100 us, and the gap before it is 0.5 us.
+    assert time(100.0, message=message).messages_us == pytest.approx(2 * (in_step_us - 100.5))
 
 
 def test_above_a_share_of_the_peak_a_step_runs_at_the_power_cap() -> None:

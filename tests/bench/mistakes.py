@@ -296,6 +296,53 @@ MISTAKES: list[tuple[str, str, Callable[..., Any]]] = [
         "the whole value counts",
         lambda *a, beta, **o: impl.recurrent_gated_delta_rule(*a, beta=beta * 0 + 1, **o),
     ),
+    ("ChunkGatedDeltaRule", "no decay", lambda *a, g, **o: impl.chunk_gated_delta_rule(*a, g=g * 0, **o)),
+    (
+        "ChunkGatedDeltaRule",
+        "no state before",
+        lambda *a, initial_state, **o: impl.chunk_gated_delta_rule(*a, initial_state=initial_state * 0, **o),
+    ),
+    (
+        "ChunkGatedDeltaRule",
+        "the whole value counts",
+        lambda *a, beta, **o: impl.chunk_gated_delta_rule(*a, beta=beta * 0 + 1, **o),
+    ),
+    ("CausalConv1d", "no tokens before", lambda o, x, w, s, *a: impl.causal_conv1d(o, x, w, s * 0, *a)),
+    ("CausalConv1d", "taps from the last", lambda o, x, w, *a: impl.causal_conv1d(o, x, w.flip(0), *a)),
+    (
+        "CausalConv1d",
+        "the other sequences have states",
+        lambda *a: impl.causal_conv1d(*a[:7], None if a[7] is None else 1 - a[7], *a[8:]),
+    ),
+    (
+        "_layer_norm_fwd_1pass_kernel_npu",
+        "gate before the norm",
+        lambda x, w, z, eps: impl.rms_norm(x * torch.nn.functional.silu(z), w, epsilon=eps)[0],
+    ),
+    ("_layer_norm_fwd_1pass_kernel_npu", "no gate", lambda x, w, z, eps: impl.rms_norm(x, w, epsilon=eps)[0]),
+    (
+        "_layer_norm_fwd_1pass_kernel_npu",
+        "sigmoid",
+        lambda x, w, z, eps: impl.rms_norm(x, w, epsilon=eps)[0] * torch.sigmoid(z),
+    ),
+    ("fused_gdn_gating_kernel", "no bias", lambda a_log, a, b, bias: impl.gdn_gating(a_log, a, b, bias * 0)),
+    ("fused_gdn_gating_kernel", "exchanged", lambda a_log, a, b, bias: impl.gdn_gating(a_log, b, a, bias)),
+    ("fused_gdn_gating_kernel", "A itself", lambda a_log, *a: impl.gdn_gating(a_log.exp(), *a)),
+    (
+        "_selective_scan_update_kernel",
+        "no bias",
+        lambda *a, **o: impl.selective_state_update(*a[:6], a[6] * 0, *a[7:], **o),
+    ),
+    (
+        "_selective_scan_update_kernel",
+        "B and C exchanged",
+        lambda *a, **o: impl.selective_state_update(*a[:3], a[4], a[3], *a[5:], **o),
+    ),
+    (
+        "_selective_scan_update_kernel",
+        "states not written",
+        lambda *a, state: impl.selective_state_update(*a, state=state.clone()),
+    ),
     # Attention over sequences of one length.
     (
         "IncreFlashAttention",

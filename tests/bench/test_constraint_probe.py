@@ -11,9 +11,14 @@ from compared import write_tables
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from opatlas.data import log
 from opatlas.data.database import Database
+from opatlas.data.journal import JournalHeader
 from opatlas.outer.doctor.shape_probe import first_cases, further_cases, probe, row_cells
 from opatlas.row.columns import CRASHES_IN_A_ROW, INPUT_SHAPES, STATUS
+from opatlas.row.record import Record
+from opatlas.row.signature import signature
+from opatlas.row.status import Status
 from opatlas.theory.refused_shapes import Constraints, MoeKernel, MoeShape, Trial, read_constraints, shape_of
 
 KERNEL = MoeKernel(2, "DT_BF16")
@@ -79,6 +84,27 @@ def test_rows_with_another_status_or_other_slots_tell_nothing(tmp_path: Path) ->
         Trial(KERNEL, START, True),
         *(Trial(KERNEL, shape, False) for shape in (replace(START, m=64), again)),
     )
+
+
+def test_a_device_error_counts_from_the_second_in_a_row(tmp_path: Path) -> None:
+    cells = row_cells(replace(START, m=64), KERNEL, "ND")
+    database = Database(write_tables(tmp_path, {TYPE: [{**cells, STATUS: "device-error"}]}))
+
+    def ran(run: str, status: Status) -> None:
+        record = Record(TYPE, signature(TYPE, cells), cells, status, "", run, 0.0)
+        log.add(database, JournalHeader(run, "all", prune=False), [record])
+
+    for day, (status, refused) in enumerate(
+        [
+            (Status.DEVICE_ERROR, False),
+            (Status.FAILED, False),
+            (Status.DEVICE_ERROR, False),
+            (Status.SKIPPED, False),
+            (Status.DEVICE_ERROR, True),
+        ]
+    ):
+        ran(f"2025112{day}T120000-aaaaaa", status)
+        assert bool(read_constraints(database.read(TYPE)).trials) == refused
 
 
 def test_the_probe_goes_on_where_a_session_has_ended(tmp_path: Path) -> None:

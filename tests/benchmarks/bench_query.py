@@ -40,8 +40,7 @@ from opatlas.ask.query.next_rows import calls_of, next_rows
 from opatlas.data.database import Database
 from opatlas.data.origin import Provenance
 from opatlas.theory.catalog import built_in_catalog
-from opatlas.theory.model_calls import ModelCall
-from opatlas.theory.model_step import Step
+from opatlas.theory.model_step import ModelCall, Step
 from opatlas.theory.models import TP_SIZES
 from opatlas.theory.sources import model_shapes, resolve_model, resolve_targets
 from tests.benchmarks.children import ROOT, Cost, load, measure, result_of, run_benchmark

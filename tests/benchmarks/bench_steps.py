@@ -5,7 +5,8 @@
 Steps were measured on H200s: those in `steps/` of the database by OpAtlas, those in `measured_steps.csv` by plain torch
 on another one, of which only whole steps are known. Rows are not left out: a quarter of the time of some steps is by
 rows of their own device. `is_fitted` says which are fitted: a list that was committed before the
-fit. Calls without a row are left out on both sides. Small all_reduces are those of two H200s in a graph and alone.
+fit. Calls without a row are left out on both sides. Small collectives are those of two H200s in a graph and alone, and
+all_reduces of engines those that are published; no measured step has any.
 
 Printed: the constants of `opatlas/ask/query/step_time.py`; for each kind of steps the errors of the sum of calls and of
 the prediction, and how many steps lie in its 90 % interval, told in three columns, each without what it tells in the
@@ -38,13 +39,20 @@ from opatlas.theory.model_step import Step
 _LISTED = Path(__file__).with_name("measured_steps.csv")
 #: Microseconds of all_reduces of 1 KiB, 64 KiB and 1 MiB on two H200s: in a CUDA graph, and as rows have them.
 _MESSAGES = ((9.45, 5.47), (10.83, 7.14), (16.89, 13.95))
+#: Devices, KiB, exchanges and microseconds of vLLM 0.20's own all_reduces in a CUDA graph on H200s: figures that
+#: aiconfigurator publishes (custom_allreduce_perf of commit 77a06bf6).
+_REDUCES = (
+    *((2, 16, 1, 4.55), (2, 128, 1, 4.80), (2, 512, 1, 6.32), (2, 1024, 1, 8.35), (2, 4096, 1, 20.33)),
+    *((4, 16, 1, 4.77), (4, 64, 1, 5.32), (4, 256, 1, 7.02), (4, 1024, 2, 11.99), (4, 4096, 2, 29.86)),
+    *((8, 16, 1, 5.27), (8, 64, 1, 6.52), (8, 256, 2, 9.92), (8, 1024, 2, 14.08), (8, 4096, 2, 28.74)),
+)
 #: The largest median and ninth decile of the errors of steps that were not fitted.
 _GOALS = {"decode, dense": (0.02, 0.05), "decode, experts": (0.04, 0.10), "prefill": (0.04, 0.08)}
 #: A device below this clock (MHz) runs at its power cap; a step that takes this much longer than its kernels waits for
 #: the host.
 _FREE_MHZ, _HOST_BOUND = 1950, 1.2
 #: Nothing is added: what the parts of a step depend on is known without.
-_NOTHING = StepConstants(*[0.0] * 10)
+_NOTHING = StepConstants(*[0.0] * 13)
 
 
 @dataclass(frozen=True)
@@ -211,12 +219,22 @@ def fit(steps: Iterable[Measured]) -> StepConstants:
     terms = [[_place(each, number) for number in range(3)] for each in placed]
     place, product, attention = _least_squares(terms, [(each.later_us, each.us) for each in placed])
     message = median(in_graph - row for in_graph, row in _MESSAGES)
-    numbers = (gap, launch, place, product, attention, message, 0.0, 0.0, 0.0, 0.0)
+    numbers = (gap, launch, place, product, attention, message, *_of_reduces(), 0.0, 0.0, 0.0, 0.0)
     found = StepConstants(*(round(value, 4) for value in numbers))
     capped = [each for each in graph if each.mhz < _FREE_MHZ]
     late = [(each.us * -each.error(found), each.us) for each in capped]
     at_peak, free_us = _least_squares([[_at_peak_us(each), -each.cost.us] for each in capped], late)
     return replace(found, capped=round(at_peak, 3), busy=round(free_us / (at_peak or 1.0), 3))
+
+
+def _of_reduces() -> tuple[float, float, float]:
+    """Returns what an all_reduce takes with one exchange, a second one for each other device, and the GB/s of both."""
+    terms = [
+        [1.0, (others := devices - 1) * (exchanges - 1), kib * 1.024 * others * (2 / devices if exchanges > 1 else 1)]
+        for devices, kib, exchanges, _ in _REDUCES
+    ]
+    first, second, us_per_kb = _least_squares(terms, [(us, us) for *_, us in _REDUCES])
+    return first, second, 1 / us_per_kb
 
 
 def _place(step: Measured, number: int) -> float:

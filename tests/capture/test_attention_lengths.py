@@ -16,7 +16,6 @@ from frames import rewrite
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opatlas.capture.attention import DistinctRecords
 from opatlas.capture.ingest import IngestRequest, ingest_captures
 from opatlas.capture.launches import SOURCE_PROFILE
 from opatlas.cli.main import main
@@ -31,7 +30,6 @@ from opatlas.row.columns import (
     INPUT_SHAPES,
     PROFILING_AVERAGE,
     RUNTIME,
-    RUNTIME_IN_SIGNATURE,
     RUNTIME_PREFIX,
 )
 from opatlas.row.signature import signatures
@@ -163,7 +161,7 @@ def test_a_second_run_changes_nothing(fill, database):
 
 @pytest.mark.parametrize("limit", [1, 3])
 def test_a_captured_row_becomes_so_many_rows_at_most(fill, database, limit, monkeypatch):
-    monkeypatch.setattr("opatlas.cli.ingest._MOST_ROWS", limit)
+    monkeypatch.setattr("opatlas.capture.attention._MOST_ROWS", limit)
     calls = [decode((n, 1, 1)) for n in range(1, 12)]
     fill(*calls)
     assert len(rows(database)) == 1 + limit
@@ -327,19 +325,6 @@ def test_the_shapes_that_the_operator_saw_count():
     key = row_key(cells)
     assert key == JoinKey((3, 4, 128), (99, 128, 128), (99, 128, 128), 3, (2048, 2048), (3, 16))
     assert row_key({INPUT_SHAPES: "a,b;1;1"}) is None
-
-
-@given(st.lists(st.integers(0, 40), max_size=80), st.integers(1, 10))
-def test_a_choice_does_not_depend_on_the_order(numbers, limit):
-    def chosen(order):
-        choice = DistinctRecords()
-        for number in order:
-            choice.add(dict.fromkeys(RUNTIME_IN_SIGNATURE, str(number)), limit)
-        choice.cut(limit)
-        return choice.cells.keys()
-
-    assert chosen(numbers) == chosen(sorted(numbers))
-    assert len(chosen(numbers)) == min(limit, len(set(numbers)))
 
 
 @pytest.fixture

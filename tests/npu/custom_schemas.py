@@ -33,6 +33,11 @@ SCHEMAS = {
         batch_matmul_transpose(Tensor tensor_a, Tensor tensor_b, Tensor(a!) tensor_c, str? format_mode=None,
             str? quant_mode=None) -> ()
 
+        npu_causal_conv1d_custom(Tensor output, Tensor x, Tensor weight, Tensor conv_state, Tensor? bias_opt,
+            Tensor? query_start_loc_opt, Tensor? cache_indices_opt, Tensor? initial_state_mode_opt,
+            Tensor? num_accepted_tokens_opt, int activation_mode, int pad_slot_id, int run_mode)
+            -> (Tensor output)
+
         npu_apply_top_k_top_p(Tensor logits, Tensor? p=None, Tensor? k=None) -> Tensor
 
         npu_hc_pre_v2(Tensor x, Tensor hc_fn, Tensor hc_scale, Tensor hc_base, int hc_mult, int hc_sinkhorn_iters,

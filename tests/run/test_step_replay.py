@@ -207,6 +207,23 @@ def test_drafts_and_prompts_are_right_in_place(replay_of, config, sequences):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("config", [CONFIG, DENSE])
+@pytest.mark.parametrize(
+    "scales",
+    [None, {"quant_method": "fp8", "weight_block_size": [128, 128]}, {"quant_method": "modelopt", "quant_algo": "FP8"}],
+)
+def test_results_of_products_have_size_1(replay_of, config, scales):
+    """Of queries of size 40 each attends to one key, and a kernel that multiplies in FP8 finds another."""
+    given = {"hidden_size": 128, "quantization_config": scales}
+    replay = replay_of("1", config={**config, **given})
+    replay()
+    names = ("qkv", "q_kv_a", "o_proj", "gate_up", "down")
+    sizes = {each.part: each.call.results()[0].float().std() for each in replay._layers.calls if each.part in names}
+    assert len(sizes) >= 4
+    assert all(0.2 < size < 5 for size in sizes.values()), sizes
+
+
+@torch.no_grad()
 def test_records_of_a_graph_are_told_by_call(replay_of, toy_graphs):
     toy = ToyDevice()
     records = KernelRecords(toy, lambda: toy.launch(MARK), lambda: None)

@@ -18,8 +18,8 @@ from opatlas.errors import OpAtlasError
 from opatlas.row.communication import BY_KERNEL_TYPE, is_communication
 from opatlas.run.inputs.replay_row import ReplayRow
 from opatlas.run.registry import select_arguments
-from opatlas.theory.model_calls import ModelCall, model_calls
-from opatlas.theory.model_step import Phase
+from opatlas.theory.model_calls import model_calls
+from opatlas.theory.model_step import ModelCall, Phase
 from opatlas.theory.models import ModelFacts
 
 BATCH, CONTEXT = 2, 16

@@ -14,8 +14,8 @@ from opatlas.row.columns import INPUT_DTYPES, INPUT_SHAPES, RUNTIME_PREFIX
 from opatlas.run.inputs.replay_row import ReplayRow
 from opatlas.run.registry import select_arguments
 from opatlas.theory.config_json import read_config
-from opatlas.theory.model_calls import ModelCall, model_calls
-from opatlas.theory.model_step import Step, step_memory
+from opatlas.theory.model_calls import model_calls
+from opatlas.theory.model_step import ModelCall, Step, step_memory
 from opatlas.theory.models import ModelFacts
 
 MIXED = "60x1@4096+4x4@1000+1x2048@6144+2x512@512"

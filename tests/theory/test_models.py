@@ -14,7 +14,8 @@ from opatlas.shapes.models import (
 from tests_of_shapes import CONFIGS
 
 from opatlas.errors import UsageError
-from opatlas.theory.model_calls import ModelCall, model_calls, step_dtype
+from opatlas.theory.model_calls import model_calls
+from opatlas.theory.model_step import ModelCall, step_dtype
 from opatlas.theory.models import TP_SIZES, ModelFacts, TargetError
 from opatlas.theory.sources import resolve_model, resolve_targets
 
@@ -54,7 +55,6 @@ HARMLESS: dict[str, Any] = {
     "n_group": 1,
     "topk_group": 1,
     "routed_scaling_factor": 2.5,
-    "scoring_func": "sigmoid",
     "bos_token_id": 1,
     "max_position_embeddings": 4096,
     "initializer_range": 0.02,
@@ -81,6 +81,24 @@ def config_file(folder: Path, architecture: str, **numbers: Any) -> Path:
 
 def read(folder: Path, architecture: str, **numbers: Any) -> ModelFacts:
     return resolve_model(str(config_file(folder, architecture, **numbers)))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "stated", "inputs"),
+    [
+        ("qwen3_moe", {}, "64,128"),
+        ("qwen3_moe", {"scoring_func": "sigmoid"}, "64,128;128"),
+        ("deepseek_v3", {}, "64,256;256"),
+        ("deepseek_v3", {"scoring_func": "softmax"}, "64,256"),
+    ],
+)
+def test_experts_are_chosen_by_softmax_without_a_bias(
+    tmp_path: Path, architecture: str, stated: dict[str, str], inputs: str
+) -> None:
+    facts, numbers = CONFIGS[architecture]
+    found = read(tmp_path, architecture, **{**numbers, **stated}, num_hidden_layers=facts.layers)
+    calls = model_calls(found, batch=64, context=128, dtype="BF16")
+    assert [each.cells["Input Shapes"] for each in calls if each.part == "gating"] == [inputs]
 
 
 def built(architecture: str) -> Any:

@@ -18,7 +18,8 @@ from opatlas.shapes import models
 
 from opatlas.row.communication import BY_KERNEL_TYPE
 from opatlas.theory.catalog import built_in_catalog
-from opatlas.theory.model_calls import ModelCall, model_calls
+from opatlas.theory.model_calls import model_calls
+from opatlas.theory.model_step import ModelCall
 from opatlas.theory.models import ModelFacts
 from opatlas.theory.sources import resolve_model
 from opatlas.yaml_file import parse_yaml
@@ -68,16 +69,14 @@ POST_NORMS = {
 #: Parts of other kinds by a parameter of theirs, and the input slot that has its last axes.
 OTHERS = {
     "self_attn.kv_a_layernorm": ("cache", 1),
+    "linear_attn.conv1d": ("convolution", 1),
+    "linear_attn.A_log": ("delta_gates", 0),
+    "linear_attn.dt_bias": ("delta_gates", 3),
+    "linear_attn.norm": ("delta_norm", 1),
     "model.embed_tokens": ("embedding", 0),
 }
 #: Parameters that the calls leave out; docs/steps.md has them under "Missing".
-LEFT_OUT = (
-    "self_attn.indexer.k_norm",
-    "linear_attn.A_log",
-    "linear_attn.dt_bias",
-    "linear_attn.conv1d",
-    "linear_attn.norm",
-)
+LEFT_OUT = ("self_attn.indexer.k_norm",)
 
 Layer = dict[str, list[int]]
 
@@ -124,7 +123,7 @@ def wanted(facts: ModelFacts, layer: Layer) -> Iterator[tuple[str, int, list[int
     rows: dict[str, list[int]] = {}
     norms = {**NORMS, **(POST_NORMS if facts.post_norms else {})}
     for path, sizes in layer.items():
-        name = path if path in LEFT_OUT else path.removesuffix(".bias").removesuffix("_bias")
+        name = path if path in OTHERS else path.removesuffix(".bias").removesuffix("_bias")
         if name in LEFT_OUT or (path == "self_attn.sinks" and any("sinks" in each for each in facts.differs)):
             continue
         if name != path:
@@ -141,7 +140,8 @@ def wanted(facts: ModelFacts, layer: Layer) -> Iterator[tuple[str, int, list[int
             yield norms[name], -1, sizes
         else:
             part, slot = OTHERS[name]
-            yield part, slot, sizes
+            # The weight of a convolution is stored by taps.
+            yield part, slot, [sizes[2], sizes[0]] if name == "linear_attn.conv1d" else sizes
     # A head of its own has the weights of the embedding.
     if "model.embed_tokens" in layer:
         rows.setdefault("lm_head", layer["model.embed_tokens"])
@@ -159,17 +159,18 @@ def test_each_parameter_of_each_layer_has_its_call(name: str) -> None:
         # Decoded tokens are multiplied with its parts of keys and of values, head by head.
         if (up := layer.pop("self_attn.kv_b_proj", None)) is not None:
             assert sum(math.prod(shape(calls[part][0], 1)) for part in ("query_absorb", "value_up")) == math.prod(up)
-        for part, slot, sizes in wanted(facts, layer):
-            counts[part] += count
+        found = list(wanted(facts, layer))
+        counts.update(dict.fromkeys((part for part, _, _ in found), count))
+        for part, slot, sizes in found:
             for call in calls[part]:
                 if part != "cache" or call.kernel_type == "KvRmsNormRopeCache":
-                    found = shape(call, slot)
+                    read = shape(call, slot)
                     # Engines pad the head to a multiple of 64 rows.
-                    assert found == sizes or (part == "lm_head" and 0 <= found[0] - sizes[0] < 64), (call, sizes)
+                    assert read == sizes or (part == "lm_head" and 0 <= read[0] - sizes[0] < 64), (call, sizes)
     assert {part: sum(call.calls_per_step for call in calls[part]) for part in counts} == counts
     biased = {
         part for part in facts.biases for call in calls.get(part, ()) if call.cells["Input Shapes"].count(";") > 1
     }
     assert biased == set(facts.biases) & calls.keys()
     known = {*built_in_catalog().kernels, *BY_KERNEL_TYPE}
-    assert facts.delta or {call.kernel_type for each in calls.values() for call in each} <= known
+    assert {call.kernel_type for each in calls.values() for call in each} <= known

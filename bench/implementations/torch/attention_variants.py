@@ -1,4 +1,4 @@
-"""Attention over the keys that an index chooses in a paged cache, and attention in training, forward and backward."""
+"""Attention over the keys that an index chooses in pages, linear attention, and attention in training."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from .._calls import differences
 from .attention import SCORES, attend, attend_with_lse, has_flash_kernel, length_batches, pages, stretches
 from .matmul import needs_float32
 
+#: Tokens of a chunk of linear attention, whose states are not computed.
+_CHUNK = 64
 #: Elements that are computed at a time: 128 MiB in half precision.
 _AT_A_TIME = 1 << 26
 
@@ -135,26 +137,146 @@ def recurrent_gated_delta_rule(
     scale: float,
     actual_seq_lengths: Tensor,
     ssm_state_indices: Tensor,
-    g: Tensor,
+    num_accepted_tokens: Tensor | None = None,
+    g: Tensor | None = None,
+    gk: Tensor | None = None,
 ) -> Tensor:
     """Returns linear attention of a few tokens (T, Nv, Dv), and stores the state of each token in its place.
 
-    The sequences are of one length. A state is (Nv, Dv, Dk); e^g is its decay, beta the share of a value that counts.
+    The sequences are of one length. A state is (Nv, Dv, Dk); e^g is its decay, e^gk that of each feature of keys, beta
+    the share of a value that counts. A sequence begins with the state of the last accepted token, by default the first.
     """
     batch = len(actual_seq_lengths)
     batch -= len(query) % batch > 0
     group = value.shape[1] // key.shape[1]
     q, k = (x.float().unflatten(0, (batch, -1)).repeat_interleave(group, 2) for x in (query, key))
-    v, share, decay = (x.float().unflatten(0, (batch, -1)) for x in (value, beta, g.exp()))
+    v, share = (x.float().unflatten(0, (batch, -1)) for x in (value, beta))
+    decays = [x.float().exp().view(*v.shape[:3], 1, -1) for x in (g, gk) if x is not None]
     places = ssm_state_indices.view(batch, -1).long()
-    own, outs = state[places[:, 0]].float(), []
+    begin = places[:, :1] if num_accepted_tokens is None else places.gather(1, num_accepted_tokens[:, None].long() - 1)
+    own, outs = state[begin[:, 0]].float(), []
     for i in range(q.shape[1]):
-        own = own * decay[:, i, :, None, None]
+        for decay in decays:
+            own = own * decay[:, i]
         difference = v[:, i] - torch.matmul(own, k[:, i, :, :, None]).squeeze(-1)
         own = own + (difference * share[:, i, :, None])[..., None] * k[:, i, :, None]
         outs.append(torch.matmul(own, q[:, i, :, :, None]).squeeze(-1) * scale)
         state[places[:, i]] = own.to(state.dtype)
     return torch.stack(outs, 1).flatten(0, 1).to(query.dtype)
+
+
+def chunk_gated_delta_rule(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    beta: Tensor,
+    initial_state: Tensor,
+    actual_seq_lengths: Tensor,
+    scale: float,
+    g: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Returns linear attention of prompts (T, Nv, Dv), and the states (B, Nv, Dv, Dk) after their last tokens.
+
+    The sequences are of one length. Within a chunk, tokens are changed by those before them all at once.
+    """
+    batch, group = len(actual_seq_lengths), value.shape[1] // key.shape[1]
+    length = len(query) // batch
+
+    def chunks(x: Tensor) -> Tensor:
+        """Returns (B, heads, chunks, tokens of a chunk, features)."""
+        x = x.float().view(batch, length, x.shape[1], -1).transpose(1, 2)
+        padded: Tensor = functional.pad(x, (0, 0, 0, -length % _CHUNK)).unflatten(2, (-1, _CHUNK))
+        return padded
+
+    q, k = (chunks(x).repeat_interleave(group, 1) for x in (query, key))
+    q = q * scale
+    v, share = chunks(value), chunks(beta)
+    until = chunks(g)[..., 0].cumsum(-1)
+    decay = (until[..., :, None] - until[..., None, :]).tril().exp().tril()
+    one = torch.eye(_CHUNK, device=q.device)
+    mixed = torch.matmul(share * k, k.mT).mul_(decay).tril(-1) + one
+    solved = torch.linalg.solve_triangular(
+        mixed, torch.cat([share * v, share * until[..., None].exp() * k], -1), upper=False
+    )
+    values, keys = solved.split([v.shape[-1], k.shape[-1]], -1)
+    inside, own, outs = torch.matmul(q, k.mT).mul_(decay), initial_state.float(), []
+    for i in range(q.shape[2]):
+        new = values[:, :, i] - torch.matmul(keys[:, :, i], own.mT)
+        from_state = torch.matmul(q[:, :, i] * until[:, :, i, :, None].exp(), own.mT)
+        outs.append(from_state + torch.matmul(inside[:, :, i], new))
+        last = until[:, :, i, -1:, None]
+        own = own * last.exp() + torch.matmul(new.mT, k[:, :, i] * (last - until[:, :, i, :, None]).exp())
+    out = torch.cat(outs, 2)[:, :, :length].transpose(1, 2).flatten(0, 1)
+    return out.to(query.dtype), own.to(initial_state.dtype)
+
+
+def causal_conv1d(
+    output: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    conv_state: Tensor,
+    bias_opt: Tensor | None,
+    query_start_loc_opt: Tensor,
+    cache_indices_opt: Tensor,
+    initial_state_mode_opt: Tensor | None,
+    num_accepted_tokens_opt: None,
+    activation_mode: int,
+    pad_slot_id: int,
+    run_mode: int,
+) -> Tensor:
+    """Returns SiLU of a convolution of each feature of (T, C) with `weight` (K, C); states (places, K - 1, C) are x.
+
+    The sequences are of one length.
+    """
+    places = cache_indices_opt.long()
+    before = conv_state[places]
+    if initial_state_mode_opt is not None:
+        before = before * (initial_state_mode_opt != 0).view(-1, 1, 1)
+    whole = torch.cat([before, x.unflatten(0, (len(places), -1))], 1)
+    kernel = weight.T.unsqueeze(1).to(whole.dtype)
+    found = functional.conv1d(whole.mT, kernel, bias_opt, groups=x.shape[1])
+    conv_state[places] = whole[:, -conv_state.shape[1] :]
+    output.copy_(functional.silu(found).mT.flatten(0, 1))
+    return output
+
+
+def gated_rms_norm(x: Tensor, weight: Tensor, z: Tensor, *, eps: float) -> Tensor:
+    """Returns the norm of each row of (..., N), times SiLU of z."""
+    return (
+        functional.rms_norm(x.float(), weight.shape, weight.float(), eps).mul_(functional.silu(z.float())).to(x.dtype)
+    )
+
+
+def gdn_gating(a_log: Tensor, a: Tensor, b: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Maps (T, heads) to decays in float32, and to shares of values."""
+    return functional.softplus(a.float() + dt_bias.float()).mul_(-torch.exp(a_log.float())), torch.sigmoid(b)
+
+
+def selective_state_update(
+    x: Tensor,
+    dt: Tensor,
+    decay: Tensor,
+    keys: Tensor,
+    queries: Tensor,
+    skip: Tensor,
+    dt_bias: Tensor,
+    state_batch_indices: Tensor,
+    *,
+    state: Tensor,
+) -> Tensor:
+    """Maps a token (B, heads, P) of each sequence to (B, heads, P), and changes its state (heads, P, N) in its place.
+
+    Keys and queries are (B, groups, N), B and C in the paper.
+    """
+    places, group = state_batch_indices.long(), x.shape[1] // keys.shape[1]
+    keys, queries = (part.float().repeat_interleave(group, 1) for part in (keys, queries))
+    step = functional.softplus(dt.float() + dt_bias.float())[..., None]
+    own = state[places].float() * torch.exp(step * decay.float()[:, None])[..., None]
+    own = own + (step * x.float())[..., None] * keys[:, :, None]
+    state[places] = own.to(state.dtype)
+    y = torch.matmul(own, queries[..., None]).squeeze(-1)
+    return y.addcmul_(skip.float()[:, None], x.float()).to(x.dtype)
 
 
 def dense_attention(

@@ -28,8 +28,7 @@ from opatlas.row.communication import BY_KERNEL_TYPE
 from opatlas.row.quality import Source
 from opatlas.row.roofline import AchievedRates, achieved_rates, device_peak, tensor_bytes
 from opatlas.row.slots import row_slots
-from opatlas.theory.model_calls import ModelCall
-from opatlas.theory.model_step import Step, StepMemory, count_queries
+from opatlas.theory.model_step import ModelCall, Step, StepMemory, count_queries
 
 #: The file of a default database that names the stack of its device: implementations in their order, with commas.
 STACK = "stack.txt"

@@ -25,8 +25,8 @@ from opatlas.errors import UsageError
 from opatlas.row.quality import Floats
 from opatlas.row.signature import signature, signatures
 from opatlas.theory.catalog import built_in_catalog
-from opatlas.theory.model_calls import ModelCall, step_calls
-from opatlas.theory.model_step import Step, step_dtype
+from opatlas.theory.model_calls import step_calls
+from opatlas.theory.model_step import ModelCall, Step, step_dtype
 from opatlas.theory.models import ModelFacts
 from opatlas.theory.sources import resolve_model
 

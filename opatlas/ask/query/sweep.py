@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from math import expm1, log1p
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Annotated, NamedTuple, TypeAlias
 
 import msgspec
@@ -40,6 +42,9 @@ _Positive = Annotated[float, msgspec.Meta(gt=0)]
 _Count = Annotated[int, msgspec.Meta(ge=1)]
 #: A step, its cost, and else why it has none: it does not fit the device, or the devices do not divide the model.
 SweptStep: TypeAlias = tuple[Step, ModelCost | None, str]
+#: Of an engine and a model, the logarithms of the shares by which its points are later than predicted.
+_Late: TypeAlias = dict[tuple[str, str], list[float]]
+_PARTS = [number / 10 for number in range(11)]
 
 
 def step_costs(
@@ -113,19 +118,12 @@ class ComparedPoint:
     """A served point, and the cost of its step.
 
     Attributes:
-        fitted_us: the microseconds a layer that the engine adds to the predictions of other models of its class, dense
-            or with experts: the median of their points; None without such points.
+        fitted_share: what the engine adds to the prediction, by its points of other models; None without such points.
     """
 
     point: ServedPoint
     cost: ModelCost
-    fitted_us: float | None = None
-    fitted_points: int = 0
-
-    @property
-    def kind(self) -> tuple[str, bool]:
-        """The engine, and whether the model has experts."""
-        return self.point.engine, any(part.kernel_type == "GroupedMatmul" for part in self.cost.parts)
+    fitted_share: float | None = None
 
     @property
     def model(self) -> str:
@@ -145,9 +143,7 @@ class ComparedPoint:
     @property
     def fitted_error(self) -> float | None:
         """The same with what the engine adds."""
-        if self.fitted_us is None:
-            return None
-        return (self.told.us + self.fitted_us * self.cost.layers) / self.point.tpot_ms / 1000 - 1
+        return None if self.fitted_share is None else (1 + self.error) * (1 + self.fitted_share) - 1
 
     @property
     def covered(self) -> bool:
@@ -165,8 +161,7 @@ class ComparedPoint:
         """What JSON has of the comparison beside the point."""
         told = {"us": self.told.us, "interval_us": self.told.interval_us, "error": self.error, "covered": self.covered}
         of_cost = {"missing_calls_share": self.cost.missing_calls_share, "differs": self.cost.differs}
-        names = ("fitted_us", "fitted_points", "fitted_error")
-        fitted = {name: getattr(self, name) for name in names}
+        fitted = {"fitted_share": self.fitted_share, "fitted_error": self.fitted_error}
         return {**told, "added_us": self.added_us, **fitted, **of_cost}
 
 
@@ -232,11 +227,37 @@ def served_costs(
             (found.dropped if isinstance(error, _NoStep) else found.refused).append((point, str(error)))
     if not any(found):
         raise OpAtlasError(f"{path}: no point of {model}: name one of {', '.join(names) or 'no points'}, or all")
-    known, fitted = [(each.kind, each.model, each.added_us) for each in found.points], []
-    for each, (kind, own, _) in zip(found.points, known, strict=True):
-        alike = [added_us for of_kind, other, added_us in known if of_kind == kind and other != own]
-        fitted.append(replace(each, fitted_us=median(alike) if alike else None, fitted_points=len(alike)))
-    return found._replace(points=fitted)
+    return found._replace(points=list(_fitted(found.points)))
+
+
+def _fitted(points: Sequence[ComparedPoint]) -> Iterator[ComparedPoint]:
+    """Yields points with the share that their engine adds: a part of the median of its other models.
+
+    An engine adds more to some models than to others. So the part, from 0 to 1, is that with which the errors of all
+    engines' models are least, if each is left out in turn. Nothing of a point's own model is in its share.
+    """
+    late: _Late = {}
+    for each in points:
+        late.setdefault((each.point.engine, each.model), []).append(-log1p(each.error))
+    parts = {name: min(_PARTS, key=partial(_error_of_others, late, name)) for _, name in late}
+    for each in points:
+        middle = _median_of_others(late, each.point.engine, {each.model})
+        yield replace(each, fitted_share=None if middle is None else expm1(parts[each.model] * middle))
+
+
+def _error_of_others(late: _Late, left_out: str, part: float) -> float:
+    """Returns the mean error of the points of all other models, of which each is predicted without its own."""
+    errors = []
+    for (engine, name), values in late.items():
+        middle = _median_of_others(late, engine, {name, left_out})
+        if name != left_out and middle is not None:
+            errors += [abs(expm1(part * middle - each)) for each in values]
+    return fmean(errors or [0.0])
+
+
+def _median_of_others(late: _Late, engine: str, left_out: Collection[str]) -> float | None:
+    found = [median(values) for (of, name), values in late.items() if of == engine and name not in left_out]
+    return median(found) if found else None
 
 
 def write_plot(path: Path, costs: Sequence[ModelCost]) -> None:

@@ -11,7 +11,6 @@ import re
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -47,6 +46,7 @@ from opatlas.run.group import Group
 from opatlas.run.implementation import load_kernel
 from opatlas.run.instruments.instrument import Instrument, MeasureSettings, Samples
 from opatlas.run.job import Job, RowOutcome, error_text, outcome_of, user_traceback
+from opatlas.run.registry import RowReplay
 from opatlas.run.result_check import Checked
 from opatlas.run.sampling import Sampling, Varying
 from opatlas.text import cut_middle
@@ -63,7 +63,7 @@ _STATUS = {
 }
 
 
-class JudgedReplay(ABC):
+class JudgedReplay(RowReplay, ABC):
     """Judges the candidate of a row when it is called, and leaves the result in `outcome`."""
 
     #: Whether the process of a candidate runs no further row, whatever was found of it.
@@ -74,10 +74,9 @@ class JudgedReplay(ABC):
     def __init__(
         self, row: Any, job: Job, device: Device, instrument: Instrument, settings: MeasureSettings, group: Group
     ) -> None:
-        self.outcome: RowOutcome | None = None
+        super().__init__(device)
         self._row = row
         self._job = job
-        self._device = device
         self._group = group
         self._instrument = instrument
         self._settings = settings
@@ -93,13 +92,6 @@ class JudgedReplay(ABC):
         self._guard: ProcessGuard | None = None
         #: What the set-up of the candidate converts.
         self._conversions: Sequence[str] = ()
-
-    def expect_memory(self) -> None:  # noqa: B027
-        """Does nothing: the size of a row is known when its inputs are there."""
-
-    def bounded_memory(self) -> AbstractContextManager[None]:
-        """Returns a context in which the row can take no more memory than the device has left."""
-        return self._device.bounded_memory()
 
     def __call__(self) -> None:
         """Judges and measures the row.

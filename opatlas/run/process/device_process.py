@@ -122,15 +122,14 @@ class Processes(InTurn):
                 self._end()
                 raise RanTooLong(f"still running after {job.timeout_s:g} s{self._where(late)}")
             try:
-                messages = ranks.messages(min((lock.left_s() for lock in waits), default=deadline - now))
-                for local_rank, answer in messages:
+                left_s = min((lock.left_s() for lock in waits), default=deadline - now)
+                for local_rank, answer in ranks.messages(left_s):
                     if len(outcomes) == self.spec.local_ranks:
                         # All have answered, and one says more: the next row gets new processes.
                         self._end()
                         return outcomes
                     if isinstance(answer, OfJob) and answer.job_id < job.id and not takes_late:
-                        # A leftover process of an earlier row sent it.
-                        raise ChannelBroken
+                        raise ChannelBroken  # A leftover process of an earlier row sent it.
                     if not isinstance(answer, OfJob) or answer.job_id != job.id or local_rank in outcomes:
                         raise UnexpectedMessage(local_rank, "an unexpected answer came over the connection")
                     if isinstance(answer, Waiting):
