@@ -159,8 +159,8 @@ def _replay_groups(row, replay):
     size = _SCALES_OF_GROUPS[row.input_slots[2].dtype]
     m, k, n = row.sizes("m,k; ; -> m,n")
     by_columns, pair = row.shape(1) == (n, k), [2] if size == 32 else []
-    row.expect(by_columns or row.shape(1) == (k, n), INPUT_SHAPES, f"slot 1 must be ({n}, {k}) or ({k}, {n})")
-    row.expect(k % 64 == 0, INPUT_SHAPES, f"K ({k}) must be a multiple of 64")
+    fits = (by_columns or row.shape(1) == (k, n)) and k % 64 == 0
+    row.expect(fits, INPUT_SHAPES, f"slot 1 must be ({n}, {k}) or ({k}, {n}), and K a multiple of 64")
     groups = k // 64 if pair else k // size
     row.expect_shape(2, (n, groups, *pair) if by_columns else (groups, n, *pair))
     slots = _added(row, (m, groups, *pair), n, True)

@@ -93,18 +93,19 @@ def test_triton_rope(row, replay, custom_opp):
     row.assume(_HALVES)
     table = row.tensor(2)
     rotary_size = _expect_table(row, 2, head_size)
-    replay(
-        impl.rotary_embedding,
-        _positions(row, 3, tokens, table.shape[0]),
-        row.tensor(0),
-        row.tensor(1),
-        table,
-        head_size,
-        rotary_size,
-        True,
-        mutates=[1, 2],
-        expected=formulas.rotary_embedding,
-    )
+    operands = _positions(row, 3, tokens, table.shape[0]), row.tensor(0), row.tensor(1), table, head_size, rotary_size
+    replay(impl.rotary_embedding, *operands, True, mutates=[1, 2], expected=formulas.rotary_embedding)
+
+
+@replays("_triton_rope_siso", npu="vllm_ascend.ops.triton.rope.rope_forward_triton_siso")
+def test_triton_rope_siso(row, replay, custom_opp):
+    """Works in place on one tensor (tokens, heads, head size), with the table and the positions of `_triton_rope`."""
+    row.expect_inputs(2, 3)
+    tokens, _, head_size = row.sizes("tokens,heads,head_size")
+    row.assume(_HALVES)
+    rotary_size, x, table = _expect_table(row, 1, head_size), row.tensor(0), row.tensor(1)
+    operands = x, None, None, table, _positions(row, 2, tokens, len(table)), rotary_size
+    replay(impl.rope_siso, *operands, mutates=[0], expected=formulas.rope_siso)
 
 
 @replays("split_qkv_rmsnorm_rope_kernel", npu="torch.ops.vllm.qkv_rmsnorm_rope")

@@ -160,10 +160,8 @@ def grouped_matmul(
     i, j = at
     e = torch.searchsorted(group_list, i, right=True)
     rows = elements(x[0], (i,))
-    if antiquant_scale is not None:
-        columns = scaled(weight[0].mT, (e, j), antiquant_scale[0], antiquant_offset[0] if antiquant_offset else None)
-    else:
-        columns = elements(weight[0].mT, (e, j))
+    columns, offset = weight[0].mT, antiquant_offset[0] if antiquant_offset else None
+    columns = scaled(columns, (e, j), antiquant_scale[0], offset) if antiquant_scale else elements(columns, (e, j))
     bias_of = None if bias is None else bias[0][e, j]
     if scale is not None and scale[0].dim() == 3:
         assert per_token_scale is not None

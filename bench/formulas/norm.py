@@ -217,14 +217,9 @@ def _hyper_connection(number: int, steps: int) -> Formula:
 hc_pre = each(_hyper_connection(0, 1), _hyper_connection(1, 10), _hyper_connection(2, 10))
 
 
-@per_element()
-def hc_post(at: At, x: Tensor, residual: Tensor, post: Tensor, comb: Tensor) -> Tensor:
+@per_row("x", "residual", "post", "comb")
+def hc_post(x: Tensor, residual: Tensor, post: Tensor, comb: Tensor) -> Tensor:
     """Computes y[i, d] = p[i] x[d] + sum over j of c[j, i] r[j, d] (vllm-ascend, csrc/moe/hc_post)."""
-    *token, i, d = at
-    stream, element = (*token, i), (*token, d)
-    total = to_float64(post[stream]) * to_float64(x[element])
-    for j in range(residual.shape[-2]):
-        own = torch.full_like(i, j)
-        pair, element = (*token, own, i), (*token, own, d)
-        total += to_float64(comb[pair]) * to_float64(residual[element])
-    return total
+    n = post.shape[-1]
+    streams, weights = residual.reshape(len(x), n, 1, -1), comb.reshape(len(x), n, n, 1)
+    return (weights * streams).sum(dim=1) + post.unsqueeze(-1) * x.unsqueeze(1)

@@ -148,6 +148,12 @@ def _embed(number: int) -> Formula:
     return rotary_embedding
 
 
+@per_element()
+def rope_siso(at: At, x: Tensor, cos: None, sin: None, table: Tensor, positions: Tensor, width: int) -> Tensor:
+    *leading, j = at
+    return _rotate_by_position(_features(x, leading), at[0], j, positions, table, "half")
+
+
 rotary_embedding = each(_embed(1), _embed(2))
 
 

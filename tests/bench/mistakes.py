@@ -375,6 +375,21 @@ MISTAKES: list[tuple[str, str, Callable[..., Any]]] = [
     ("InterleaveRope", "pairs kept", lambda x, cos, sin: impl.rotary_mul(x, cos, sin, "interleave")),
     ("InterleaveRope", "adjacent pairs", lambda x, cos, sin: to_adjacent_pairs(impl.interleave_rope(x, cos, sin))),
     ("ApplyRotaryPosEmb", "key only", lambda q, k, cos, sin, layout: (q, impl.rotary_mul(k, cos, sin))),
+    (
+        "_triton_rope_siso",
+        "other token",
+        lambda x, _, __, table, p, width: impl.rope_siso(x, _, __, table, p.flip(0), width),
+    ),
+    (
+        "_triton_rope_siso",
+        "other pairs",
+        lambda x, _, __, table, p, w: impl.rotary_embedding(p, x, x[:, :0], table, 12, w, False)[0],
+    ),
+    (
+        "_triton_rope_siso",
+        "sines first",
+        lambda x, _, __, table, p, w: impl.rope_siso(x, _, __, table.roll(4, -1), p, w),
+    ),
     ("_triton_rope", "next position", lambda positions, *rest: impl.rotary_embedding(positions + 1, *rest)),
     ("_triton_rope", "other pairs", lambda *arguments: impl.rotary_embedding(*arguments[:-1], False)),
     (

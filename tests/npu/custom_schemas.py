@@ -6,6 +6,8 @@ These operators' own packages register or publish them; the source is given with
 from __future__ import annotations
 
 import os
+import sys
+from types import ModuleType, SimpleNamespace
 
 import torch
 
@@ -56,6 +58,11 @@ SCHEMAS = {
             float swiglu_limit=1000000.0)
             -> (Tensor out, Tensor expert_token_nums)
     """,
+    # vllm-project/vllm-ascend, vllm_ascend/ops/triton/rope.py, of 2026.
+    "vllm_ascend_rope": """
+        rope_forward_triton_siso(Tensor(a!) qk, Tensor? cos=None, Tensor? sin=None, Tensor? cos_sin_cache=None,
+            Tensor? positions=None, int rope_dim=-1, bool is_neox_style=True) -> Tensor(a!)
+    """,
     # vllm-project/vllm-ascend, vllm_ascend/ops/triton/linearnorm/split_qkv_rmsnorm_rope.py and
     # vllm_ascend/ops/{register_custom_ops,rotary_embedding}.py: as torch infers them from the annotations
     # of the functions that are registered there.
@@ -88,7 +95,13 @@ EARLIER_VARIABLE = "OPATLAS_EARLIER_SCHEMA"
 
 
 def register() -> None:
-    """Lets torch parse the arguments of these operators; none of them computes."""
+    """Lets torch parse the arguments of these operators; none of them computes.
+
+    Functions of vllm-ascend that are no operators of torch take the place of the module.
+    """
+    module = ModuleType("vllm_ascend")
+    module.ops = SimpleNamespace(triton=SimpleNamespace(rope=torch.ops.vllm_ascend_rope))
+    sys.modules.setdefault("vllm_ascend", module)
     earlier = EARLIER.get(os.environ.get(EARLIER_VARIABLE, ""), "")
     for namespace, schemas in SCHEMAS.items():
         library = torch.library.Library(namespace, "FRAGMENT")

@@ -15,7 +15,7 @@ from .._calls import FP8
 from .fp8 import block_scaled_product, scaled_groups, unscaled_product
 from .matmul import linear, may_prepare
 from .norm import swiglu
-from .quantized import dequantize, dynamic_block_quant, dynamic_quant, integer_matmul, weight_quant_batchmatmul
+from .quantized import dequantize, dynamic_quant, integer_matmul, weight_quant_batchmatmul
 
 
 def moe_gating_top_k(
@@ -130,8 +130,9 @@ def grouped_matmul(
         bias_of = bias[0][group] if bias else None
         if antiquant_scale:
             offset = antiquant_offset[0][group] if antiquant_offset else None
-            scales = antiquant_scale[0][group], offset
-            result[own] = weight_quant_batchmatmul(rows[own], matrices[group], *scales, bias_of)
+            result[own] = weight_quant_batchmatmul(
+                rows[own], matrices[group], antiquant_scale[0][group], offset, bias_of
+            )
             continue
         if rows.is_floating_point() and rows.dtype not in FP8:
             result[own] = linear(rows[own], matrices[group].mT, bias_of)
@@ -202,12 +203,12 @@ def swiglu_group_quant(
     The third result, for SwiGLU alone, is empty.
     """
     y = swiglu(x.float(), -1) if topk_weight is None else swiglu(x.float(), -1) * topk_weight.unsqueeze(-1)
-    if quant_mode == 1:
-        return *dynamic_block_quant(y, dst_type=dst_type, row_block_size=1, col_block_size=group_size), x.new_empty(0)
     groups = y.unflatten(-1, (-1, group_size))
-    scale = (groups.abs().amax(-1, keepdim=True) / torch.finfo(dst_type).max).log2().ceil().exp2()
-    quantized = (groups / scale).to(dst_type).flatten(-2)
-    return quantized, scale.unflatten(-2, (-1, 2)).squeeze(-1).to(torch.float8_e8m0fnu), x.new_empty(0)
+    scale = groups.abs().amax(-1, keepdim=True) / torch.finfo(dst_type).max
+    scale = scale.log2().ceil().exp2() if quant_mode == 2 else scale
+    of_group = scale.squeeze(-1)
+    stored = of_group.unflatten(-1, (-1, 2)).to(torch.float8_e8m0fnu) if quant_mode == 2 else of_group
+    return (groups / scale).to(dst_type).flatten(-2), stored, x.new_empty(0)
 
 
 def groups_of(ends: Tensor) -> Iterator[tuple[int, slice]]:

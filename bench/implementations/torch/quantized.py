@@ -57,13 +57,12 @@ def unpack(data: Tensor) -> Tensor:
 
 def scale_data(data: Tensor, scale: Tensor, offset: Tensor | None = None) -> Tensor:
     """Returns (data + offset) scale in float32, (K, N); both are (1), (N), (1, N) or (K / size, N)."""
-    real = unpack(data).float()
-
-    def expand(vectors: Tensor) -> Tensor:
-        groups = vectors.shape[0] if vectors.dim() == 2 else 1
-        return vectors.float() if groups == 1 else vectors.float().repeat_interleave(len(real) // groups, dim=0)
-
-    return (real if offset is None else real + expand(offset)) * expand(scale)
+    numbers = unpack(data).float()
+    for vectors, combine in ((offset, torch.add), (scale, torch.mul)):
+        if vectors is not None:
+            groups = vectors.float() if vectors.dim() == 2 else vectors.float().unsqueeze(0)
+            numbers = combine(numbers, groups.repeat_interleave(len(numbers) // len(groups), dim=0))
+    return numbers
 
 
 def weight_quant_batchmatmul(

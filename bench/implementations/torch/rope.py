@@ -85,11 +85,16 @@ def rotary_embedding(
     cos, sin = cos_sin_cache[positions].unsqueeze(-2).chunk(2, -1)
     mode = "half" if is_neox_style else "interleave"
     for x in (query, key):
-        part = x.view(len(positions), -1, head_size)[..., :rotary_dim]
+        part = x.view(len(positions), x[:1].numel() // head_size, head_size)[..., :rotary_dim]
         turned = torch.empty_like(part)
         turn(pairs(part, mode), (cos, cos), (sin, sin), pairs(turned, mode))
         part.copy_(turned)
     return query, key
+
+
+def rope_siso(x: Tensor, cos: None, sin: None, table: Tensor, positions: Tensor, width: int) -> Tensor:
+    """Does `rotary_embedding` of one tensor (T, heads, head size), in place."""
+    return rotary_embedding(positions, x, x[:, :0], table, x.shape[-1], width, True)[0]
 
 
 def qkv_rmsnorm_rope(

@@ -12,7 +12,7 @@ import torch
 
 from opatlas.row.columns import EXPERT_LOAD, INPUT_DTYPES, INPUT_FORMATS, INPUT_SHAPES
 from opatlas.row.signature import signature
-from opatlas.row.slots import FOUR_BITS, FP8, Slot
+from opatlas.row.slots import FOUR_BITS, Slot
 from opatlas.run.devices.device import kind_named
 from opatlas.run.inputs import shape_rules
 from opatlas.run.inputs.experts import load_shares, used_experts
@@ -167,9 +167,9 @@ class ReplayRow(RowSlots):
 
         Those of four bits are packed along the last axis: eight INT4 in an INT32, two FLOAT4_E2M1 in a UINT8.
         """
-        dtype, largest = self.input_slot(slot).dtype, shape_rules.LARGEST
+        dtype = self.input_slot(slot).dtype
         if dtype not in FOUR_BITS:
-            return self.tensor(slot, -largest, largest) if dtype in FP8 else self.integers(slot, -largest, largest)
+            return self.matrices(slot, largest=shape_rules.LARGEST)
         *leading, last = self.shape(slot)
         carrier = self.torch_dtype(Slot((), FOUR_BITS[dtype], ""), INPUT_DTYPES)
         whole = 2 * carrier.itemsize
