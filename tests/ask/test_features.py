@@ -28,7 +28,7 @@ def test_groups_without_rows_are_not_read() -> None:
     assert 2 * weight < few.work[0] < 3 * weight
     assert 64 * weight < many.work[0] < 66 * weight
     # Each core has a tile, or none.
-    assert few.work[1] == 2 * 128 * 128 * 1024
+    assert few.work[1] == 2 * 64 * 128 * 1024
 
 
 @pytest.mark.parametrize(

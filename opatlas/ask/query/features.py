@@ -180,7 +180,7 @@ def _of_groups(
     largest = max(shares) * used
     numbers = (sizes.m, sizes.n, sizes.k, sizes.groups, used, sizes.m / used, done / read, waves, largest)
     fills = (sizes.m / rows / of_rows, share_of_waves / waves, float(drawn))
-    work = read, 2.0 * waves * rows * columns * sizes.k, float(used)
+    work = read, 2.0 * waves * rows * columns * width / 4 * sizes.k, float(used)
     dims = (sizes.m, sizes.n, sizes.k, sizes.groups)
     return RowFeatures(work, tuple(map(math.log2, numbers)), fills, f"{regime}|{kind}", dims)
 
