@@ -332,9 +332,7 @@ def _training_call(row, statistics, mask):
     }
     layout = next((name for name, shape in layouts.items() if shape == q), None)
     if layout and k != v and k[:-1] == v[:-1]:
-        raise Unsupported(
-            f"slot 2 (values) is {v} and slot 1 (keys) {k}: values are replayed with the keys' width only"
-        )
+        raise Unsupported(f"slot 2 (values) is {v} and slot 1 (keys) {k}: values are replayed with the keys' width")
     width, rest = (q[-1], 0) if len(q) == 4 else divmod(q[-1], max(heads, 1))
     kv_heads = 0
     if layout and len(k) == len(q) and k == v and width and not rest:

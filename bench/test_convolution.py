@@ -182,9 +182,7 @@ def _windows(row, source, result, mask, column, name):
     )
     windows = images.find_windows(size, result[2:], images.kernel_sizes(area))
     if windows is None:
-        raise row.refuse(
-            column, f"no kernel of {area} positions pools {source} to {result}", "correct one of the shapes"
-        )
+        raise row.refuse(column, f"no kernel of {area} positions pools {source} to {result}", "correct a shape")
     if max(windows.kernel) > images.DISTINCT:
         raise Unsupported(f"kernels of more than {images.DISTINCT} positions a side are not replayed")
     windows.assume_in(row)

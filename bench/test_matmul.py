@@ -88,11 +88,7 @@ def test_transpose_batch_matmul(row, replay):
             expected=formulas.transpose_batch_matmul,
         )
         return
-    raise row.refuse(
-        INPUT_SHAPES,
-        f"no batch of products, with the batch first or in the middle, has the shape {y}",
-        "correct one of the three shapes",
-    )
+    raise row.refuse(INPUT_SHAPES, f"no product, batch first or in the middle, has the shape {y}", "correct a shape")
 
 
 def _factors(row, a, b, *, transposed_b_first, rank=None):

@@ -141,9 +141,7 @@ def test_grouped_matmul(row, replay):
     quantized = row.input_slots[0].dtype in _QUANTIZED
     weights_alone = row.has(5)
     if weights_alone and (quantized or len(row.shape(1)) != 3):
-        raise Unsupported(
-            "GroupedMatmul of weights alone in few bits is replayed for real x, and weights (E, K, N) in ND"
-        )
+        raise Unsupported("GroupedMatmul of weights alone in few bits is replayed for real x, weights (E, K, N) in ND")
     if not weights_alone and quantized != (row.input_slots[1].dtype in _QUANTIZED):
         raise Unsupported("GroupedMatmul is replayed for operands of one kind, both INT8 or both real numbers")
     of_blocks = False

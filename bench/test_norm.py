@@ -84,9 +84,7 @@ def test_lp_norm(row, replay):
     row.expect_inputs(1)
     reduction = shape_rules.reduction(row.shape(0), row.output_shape())
     if reduction is None or len(reduction[0]) == 0 < len(row.shape(0)):
-        raise row.refuse(
-            OUTPUT_SHAPES, f"no norm over axes of {row.shape(0)} has this shape", "correct one of the shapes"
-        )
+        raise row.refuse(OUTPUT_SHAPES, f"no norm over axes of {row.shape(0)} has this shape", "correct a shape")
     axes, keepdim = reduction
     row.assume("the norm is the Euclidean one")
     replay(impl.vector_norm, row.tensor(0), 2, axes, keepdim, dtype=row.output_dtype(), expected=formulas.vector_norm)

@@ -36,9 +36,7 @@ def test_rotary_mul_backward(row, replay):
     row.assume(_HALVES)
     x = row.tensor(3) if len(row.input_slots) == 4 else None
     if x is None and row.on_npu:
-        raise Unsupported(
-            "torch_npu's call takes x and computes the gradients of cos and sin, which the kernel of this row did not"
-        )
+        raise Unsupported("torch_npu's call takes x and computes gradients of cos and sin, unlike this row's kernel")
     row.expect(x is None or row.shape(3) == row.shape(0), INPUT_SHAPES, "slot 3 (x) must have the shape of slot 0")
     replay(
         impl.rotary_mul_backward,

@@ -61,9 +61,7 @@ class CasesPlugin:
         """Reads --strict. Raises pytest.UsageError for arguments that pytest would collect as other tests."""
         self._results.strict = bool(config.option.strict)
         if others := [argument for argument in config.args if argument != str(CASES)]:
-            raise pytest.UsageError(
-                f"opatlas check takes one database, and -k selects its cases: leave out {printable(', '.join(others))}"
-            )
+            raise pytest.UsageError(f"opatlas check takes a database and -k: leave out {printable(', '.join(others))}")
 
     def pytest_collect_file(self, file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
         if file_path != CASES:

@@ -93,9 +93,7 @@ def keyword_filter(expression: str) -> Callable[[str], bool]:
         compiled = Expression.compile(expression)
     except Exception as error:  # SyntaxError; before pytest 9 an error of pytest's own
         said = getattr(error, "msg", None) or str(error)
-        raise pytest.UsageError(
-            f"-k {expression!r} is not an expression ({said}): join parts of names by 'and', 'or', 'not'"
-        ) from None
+        raise pytest.UsageError(f"-k {expression!r} is no expression ({said}): join names by and, or, not") from None
 
     def selected(text: str) -> bool:
         def contains(word: str, /, **_: str | int | bool | None) -> bool:

@@ -16,6 +16,7 @@ import pytest
 
 #: The options whose value may be a file or a folder.
 PATH_OPTIONS = (
+    "--calls",
     "--database-path",
     "--implementation",
     "--models",

@@ -261,6 +261,14 @@ THEORY_ROWS = (
         "(default: the built-in models, and shapes of no model in particular)",
     ),
     declare(
+        "--calls",
+        Scope.THEORY,
+        type=Path,
+        metavar="FILE",
+        help="add the rows of these calls alone: a JSON list of operators with their arguments, such as a test list "
+        "of OperatorX (default: rows of the catalog's patterns)",
+    ),
+    declare(
         "--expert-load",
         Scope.THEORY,
         type=_loads,

@@ -63,9 +63,7 @@ def scope_of(config: pytest.Config) -> Scope:
     if all(named) and named:
         return Scope.COLLECTIVES
     if any(named):
-        raise pytest.UsageError(
-            f"{collective_options.MODULE} has a database of its own: name it alone, and run the others after it"
-        )
+        raise pytest.UsageError(f"{collective_options.MODULE} has a database of its own: name it alone")
     is_listed = [f"--{name}" for name in (*_LISTING, "step") if getattr(config.option, name)]
     if len(is_listed) > 1:
         raise pytest.UsageError(f"{' and '.join(is_listed)} both say what is measured: leave one out")
@@ -326,9 +324,7 @@ def _refuse_databases_as_tests(config: pytest.Config) -> None:
     for argument in config.args:
         folder = config.invocation_params.dir / argument
         if any(folder.glob("*.csv")) and not any(folder.glob("*.py")):
-            raise pytest.UsageError(
-                f"{argument} holds CSVs and no tests: name a database with --database-path {argument}"
-            )
+            raise pytest.UsageError(f"{argument} has CSVs, no tests: name a database with --database-path {argument}")
 
 
 def _has_msprof(config: pytest.Config, scope: Scope, devices: Sequence[DeviceSpec]) -> bool:
@@ -348,9 +344,7 @@ def _has_msprof(config: pytest.Config, scope: Scope, devices: Sequence[DeviceSpe
         raise pytest.UsageError(f"--ray: profiles of msprof would stay on the hosts: give --instrument {others}")
     if MSPROF in instruments and _is_in_process(option, scope):
         named_by = "--in-process" if option.in_process else "--pdb"
-        raise pytest.UsageError(
-            f"{named_by} runs rows in pytest's own process, which cannot run under msprof: give --instrument {others}"
-        )
+        raise pytest.UsageError(f"{named_by} runs rows in pytest, which msprof cannot profile: --instrument {others}")
     return MSPROF in instruments
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -55,6 +55,7 @@ class TheoryPlan:
     kind: str
     request: Request
     kernels: dict[str, CatalogKernel]
+    without_row: Mapping[str, int]
 
 
 class Theory:
@@ -77,6 +78,7 @@ class Theory:
         from opatlas.theory.catalog import built_in_catalog, database_kernels
         from opatlas.theory.models import TargetError
         from opatlas.theory.plan import Request
+        from opatlas.theory.served_calls import ServedCalls, read_calls
         from opatlas.theory.sources import resolve_targets
         from opatlas.theory.space import FLUSH_BUFFER_BYTES, GB
 
@@ -92,6 +94,7 @@ class Theory:
             targets = resolve_targets(option.target_models)
         except TargetError as error:
             raise UsageError(f"--target-models {error.value}: {error.problem}") from None
+        served = read_calls(option.calls, catalog) if option.calls else ServedCalls()
         database = Database(database_path(self._config))
         # Of the products, which are one call, a word means the kernel type that is drawn.
         drawn = database_kernels(database, catalog)
@@ -105,6 +108,8 @@ class Theory:
         for name in ops:
             if name not in kernels:
                 catalog.kernel(name)
+        if option.calls:
+            kernels = {name: catalog.kernel(name) for name in served.rows}
         kernels = {name: kernel for name, kernel in kernels.items() if not ops or name in ops}
         kind = kind_of_database(self._config, database)
         request = Request(
@@ -115,8 +120,9 @@ class Theory:
             sample_rows,
             is_npu=kind_named(kind).is_native,
             loads=option.expert_load,
+            served=served.rows,
         )
-        return TheoryPlan(database, kind, request, kernels)
+        return TheoryPlan(database, kind, request, kernels, served.without_row)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self) -> None:
@@ -133,6 +139,9 @@ class Theory:
                 "`pytest shapes/` adds rows to the database that replays measure: run `pytest shapes/ --read-only` to "
                 "see which, then `pytest shapes/`, then the replays"
             )
+        if option.calls:
+            of_patterns = [each for each in THEORY_ROWS if each.name not in ("--calls", "--max-hbm-gb")]
+            refuse(self._config, of_patterns, "--calls names the rows")
         if not replays:
             refuse(self._config, outside(OPTIONS, Scope.THEORY), "`pytest shapes/` runs no row")
         try:
@@ -150,10 +159,13 @@ class Theory:
     def pytest_report_collectionfinish(self, items: list[pytest.Item]) -> list[str]:
         """Tells the largest number of theory rows, and the time to replay as many, before a row is added."""
         option = self._config.option
-        if self._is_worker or not items or option.collectonly or not has_theory_rows(self._config):
+        if self._is_worker or option.collectonly or not has_theory_rows(self._config) or not (items or option.calls):
             return []
         told = [f"opatlas: {self._mapping}"] if self._mapping is not None else []
-        if option.rows:
+        if option.calls:
+            counts = sorted(self.plan.without_row.items(), key=lambda each: -each[1])
+            told += [f"opatlas: {pluralize(count, 'call')} of {name} without a row" for name, count in counts]
+        elif option.rows:
             most = option.rows * len(items)
             rows = f"at most {pluralize(most, 'theory row')} of {pluralize(len(items), 'kernel type')}"
             told.append(f"opatlas: {rows}; to replay as many takes about {self._pace().time_of(most)}")
@@ -204,6 +216,7 @@ class Theory:
                 "target_models": [model.name for model in self.plan.request.targets.models],
                 "tp_sizes": list(self.plan.request.targets.tp_sizes),
                 "ep_sizes": list(self.plan.request.targets.ep_sizes),
+                "calls": str(option.calls or ""),
                 "rows": option.rows,
                 "seed": option.seed,
                 "max_hbm_gb": option.max_hbm_gb,

@@ -144,9 +144,7 @@ def axis_of_heads(x: Tensor, cos: Tensor, support: Support) -> int:
     for axis in range(x.dim() - 2, 0, -1):
         if cos.shape[axis] == 1 < x.shape[axis]:
             return axis
-    raise Unsupported(
-        f"angles {tuple(cos.shape)} for {tuple(x.shape)}: {support.library} has angles for two heads or more of a token"
-    )
+    raise Unsupported(f"angles {tuple(cos.shape)} for {tuple(x.shape)}: {support.library} needs two heads or more")
 
 
 def tokens_by_heads(x: Tensor, heads: int, support: Support) -> Tensor:
@@ -159,9 +157,7 @@ def tokens_by_heads(x: Tensor, heads: int, support: Support) -> Tensor:
     try:
         return by_heads.view(-1, *by_heads.shape[-2:])
     except RuntimeError:
-        raise Unsupported(
-            f"shape {tuple(x.shape)}, heads before tokens: {support.library} has one stride between tokens"
-        ) from None
+        raise Unsupported(f"shape {tuple(x.shape)}: {support.library} has one stride between tokens") from None
 
 
 def rows_of_tokens(x: Tensor, cos: Tensor, heads: int, support: Support, dtype: torch.dtype = torch.int64) -> Tensor:

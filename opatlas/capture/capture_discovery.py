@@ -20,6 +20,7 @@ from pathlib import Path
 from opatlas.capture.capture_reader import read_capture
 from opatlas.capture.launches import CaptureReader
 from opatlas.capture.nsys import nsys_launches, read_nsys
+from opatlas.capture.nvbench import read_nvbench
 from opatlas.capture.single_launches import Launches, read_launches
 from opatlas.capture.torch_launches import read_torch_trace, torch_launches
 from opatlas.data.header import expect_columns, read_header
@@ -312,5 +313,6 @@ TRACE = CaptureKind(
     "trace", re.compile(r"(?!merged-).*\.trace\.json(\.gz)?", re.IGNORECASE), read_torch_trace, launches=torch_launches
 )
 NSYS = CaptureKind("nsys", re.compile(r".*\.sqlite", re.IGNORECASE), read_nsys, launches=nsys_launches)
+NVBENCH = CaptureKind("nvbench", re.compile(r".*nvbench.*\.json", re.IGNORECASE), read_nvbench)
 #: The kinds of captures; of a folder the first one counts, and databases of profiles without a CSV.
-KINDS = (DETAILS, SUMMARY, DATABASE, TRACE, NSYS)
+KINDS = (DETAILS, SUMMARY, DATABASE, TRACE, NSYS, NVBENCH)

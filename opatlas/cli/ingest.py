@@ -14,8 +14,9 @@ from cyclopts import Parameter
 from opatlas import options
 from opatlas.capture.apply import rows_without_replay
 from opatlas.capture.attention import fill_rows, rows_without_lengths
-from opatlas.capture.capture_discovery import TRACE, FoundCaptures, find_captures, kind_of_capture
+from opatlas.capture.capture_discovery import NVBENCH, TRACE, FoundCaptures, find_captures, kind_of_capture
 from opatlas.capture.ingest import IngestRequest, IngestResult, ingest_captures
+from opatlas.capture.nvbench import nvbench_device
 from opatlas.capture.torch_trace import captured_gpu
 from opatlas.cli.app import held
 from opatlas.data.database import Database
@@ -122,11 +123,13 @@ def ingest(
 def _place(
     files: Sequence[Path], path: Path | None, device: str | None, given: Versions
 ) -> tuple[Path, str | None, Versions]:
-    """Returns the folder of the database, the device, and the versions: of traces those of the GPU that they name."""
+    """Returns the folder of the database, the device, and the versions: of a GPU those that its files name."""
     traces = [file for file in files if kind_of_capture(file) is TRACE]
     if traces:
         device, cuda = captured_gpu(traces, device, may_be_unknown=path is not None)
         given = dataclasses.replace(given, cuda=cuda)
+    if benchmarks := [file for file in files if kind_of_capture(file) is NVBENCH]:
+        device = device or nvbench_device(benchmarks[0])
     if path is None:
         device = device or DEFAULT_NPU_DEVICE
         if not traces:

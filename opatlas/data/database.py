@@ -112,10 +112,7 @@ class Database:
             OpAtlasError: the kernel type cannot name a file.
         """
         if not is_file_name(kernel_type):
-            raise OpAtlasError(
-                f"kernel type {kernel_type!r} cannot name a file of {self.path}: "
-                f"rename it in the capture, or leave it out"
-            )
+            raise OpAtlasError(f"kernel type {kernel_type!r} cannot name a file of {self.path}: rename or leave it out")
         return self.path / f"{kernel_type}.csv"
 
     def read(self, kernel_type: str) -> RowTable:

@@ -275,10 +275,7 @@ def collective_plan(option: Any, nodes: GroupNodes) -> CollectivePlan:
     if problem := node_options_problem(option):
         raise OpAtlasError(problem)
     if option.nnodes > 1 and option.update_mode != UpdateMode.ALL.value:
-        raise OpAtlasError(
-            f"--nnodes {option.nnodes}: all nodes must run the same messages, but their databases may lack different "
-            "messages: leave out --update-mode"
-        )
+        raise OpAtlasError(f"--nnodes {option.nnodes}: the databases of nodes differ: leave out --update-mode")
     collectives = named_collectives(option.ops)
     guessed = default_grid(nodes.devices, len(nodes.places), option.nnodes)
     sizes = list(dict.fromkeys(option.num_devices or guessed.num_devices))
@@ -340,7 +337,5 @@ def communication_version(name: str, versions: Versions) -> str:
     component = kind_of(name).communication_named_by
     version: str | None = getattr(versions, component.field)
     if version is None:
-        raise OpAtlasError(
-            f"the version of {component.name} could not be detected: name the folder with --database-path"
-        )
+        raise OpAtlasError(f"the version of {component.name} is not detected: name the folder with --database-path")
     return version

@@ -149,10 +149,7 @@ def select_arguments(function: Callable[..., Any], **available: Any) -> dict[str
     available = {**dict.fromkeys(_PYTEST_FIXTURES), "npu": npu, **available}
     unknown = [name for name in names if name not in available]
     if unknown:
-        raise TypeError(
-            f"{function.__name__} has the parameters {', '.join(unknown)}; a replay runs in the device process, "
-            f"which has only {', '.join(available)}"
-        )
+        raise TypeError(f"{function.__name__} takes {', '.join(unknown)}; a replay has {', '.join(available)}")
     return {name: available[name] for name in names}
 
 

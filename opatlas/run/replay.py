@@ -311,10 +311,7 @@ class Replay(RowReplay):
             InvalidRow: a result differs from the row in shape or dtype.
         """
         if not found or found[0] is None:
-            raise ReplayError(
-                f"{name} returned no tensor to check: return the results, "
-                "or name the changed arguments in mutates or overwrites"
-            )
+            raise ReplayError(f"{name} returned no tensor to check: return it, or name it in mutates or overwrites")
         slots = range(len(found)) if slots is None else slots
         computed = results(found)
         self._expect_outputs(name, computed, slots)
@@ -399,10 +396,7 @@ class Replay(RowReplay):
 def _expect_formula(expected: object) -> None:
     """Raises ReplayError for a function that is no formula."""
     if not hasattr(expected, "compare"):
-        raise ReplayError(
-            f"expected={getattr(expected, '__name__', expected)} is not a formula: mark the function with "
-            "@pointwise, @per_row(...) or @per_element(...)"
-        )
+        raise ReplayError(f"expected={expected!r} is no formula: mark it with @pointwise, @per_row or @per_element")
 
 
 def _name(function: Callable[..., Any]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -58,6 +58,7 @@ class Catalog:
     """All kernel types with theory rows, in the catalog's order."""
 
     kernels: Mapping[str, CatalogKernel]
+    operators: Mapping[str, ServedOperator] = field(default_factory=dict)
 
     def kernel(self, kernel_type: str) -> CatalogKernel:
         """Returns a kernel type. Raises OpAtlasError with the closest names where the catalog lacks the kernel type."""
@@ -125,11 +126,41 @@ class _KernelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     forms: dict[str, str | list[str]] = {}
 
 
+class OperatorRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A row that stands for a call of an operator, where the conditions hold for its arguments.
+
+    Attributes:
+        sizes: expressions of arguments for each size of the pattern.
+        dtypes: the arguments that are the dtype of the first input; all are equal.
+    """
+
+    kernel: str
+    pattern: str
+    sizes: dict[str, str]
+    dtypes: tuple[str, ...]
+    where: tuple[str, ...] = ()
+
+
+class ServedOperator(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An operator of lists of served calls.
+
+    Attributes:
+        rows: the rows of a call, the first possible one of each list.
+        defaults: values of arguments that a call may leave out.
+        only: the values of arguments that a call with another one has no row for.
+    """
+
+    rows: list[list[OperatorRow]]
+    defaults: dict[str, Any] = {}
+    only: dict[str, Any] = {}
+
+
 class _CatalogFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     #: Each is decoded by itself, so that an error has its name.
     grids: dict[str, Any]
     patterns: dict[str, Any]
     kernels: dict[str, Any]
+    operators: dict[str, Any] = {}
 
 
 class _Mistake(Exception):
@@ -164,7 +195,10 @@ def _catalog(content: _CatalogFile) -> Catalog:
     patterns = {
         name: _pattern(name, _typed(f"pattern {name!r}", spec, _PatternEntry), grids) for name, spec in specs.items()
     }
-    return Catalog({name: _kernel(name, kernel, patterns) for name, kernel in kernels.items()})
+    operators: dict[str, ServedOperator] = {
+        name: _typed(f"operator {name!r}", each, ServedOperator) for name, each in content.operators.items()
+    }
+    return Catalog({name: _kernel(name, kernel, patterns) for name, kernel in kernels.items()}, operators)
 
 
 def _kernel(name: str, spec: _KernelEntry, patterns: Mapping[str, Pattern]) -> CatalogKernel:

@@ -420,11 +420,7 @@ class _ModelStep:
             forms = own or [form for form in forms if not other & {*form.input_dtypes, *form.output_dtypes}] or forms
         in_nz = [form for form in forms if NZ in form.input_formats]
         form = in_nz[0] if self.nz_weights and in_nz else forms[0].in_nd()
-        inputs, outputs = (
-            tuple(self.activation if name == "BF16" else name for name in names)
-            for names in (form.input_dtypes, form.output_dtypes)
-        )
-        return replace(form, input_dtypes=inputs, output_dtypes=outputs)
+        return form.with_activations(self.activation)
 
 
 def _pattern(kernel_type: str, name: str) -> Pattern:

@@ -276,9 +276,7 @@ class Quantization(msgspec.Struct):
         words = "FP8" if scheme is not None and (scheme.num_bits, scheme.type) == (8, "float") else str(scheme or "")
         words = (words or self.kv_cache_quant_algo).upper()
         if words not in ("", "FP8"):
-            raise msgspec.ValidationError(
-                f"the cache is quantized as {words[:60]}, which no row has: FP8 alone is known"
-            )
+            raise msgspec.ValidationError(f"the cache is quantized as {words[:60]}: rows have FP8 only")
         return "FLOAT8_E4M3FN" if words else ""
 
 

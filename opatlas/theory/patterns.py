@@ -230,6 +230,14 @@ class Form:
         )
         return replace(self, input_formats=inputs, output_formats=outputs)
 
+    def with_activations(self, dtype: str) -> Form:
+        """Returns the form with another dtype in place of BF16."""
+        inputs, outputs = (
+            tuple(dtype if name == "BF16" else name for name in names)
+            for names in (self.input_dtypes, self.output_dtypes)
+        )
+        return replace(self, input_dtypes=inputs, output_dtypes=outputs)
+
     @classmethod
     def parse(cls, text: str, core: str = "") -> Form:
         """Parses `BF16;INT8 | ND;FRACTAL_NZ -> BF16`. All formats are ND where none are given.

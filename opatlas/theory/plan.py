@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain, product, zip_longest
 from pathlib import Path
 from typing import Protocol
@@ -23,7 +23,7 @@ from opatlas.theory.catalog import CatalogKernel
 from opatlas.theory.known_rows import KnownRows, sorted_forms
 from opatlas.theory.refused_shapes import read_constraints, shape_of
 from opatlas.theory.sources import Targets
-from opatlas.theory.space import Batch, Space, TheoryRow
+from opatlas.theory.space import FLUSH_BUFFER_BYTES, Batch, Space, TheoryRow
 
 
 class DrawRows(Protocol):
@@ -47,6 +47,7 @@ class Request:
         draw: draws the rows of a sample.
         is_npu: whether the database is one of an NPU; the slots of any other device are in ND.
         forms_of_database: whether rows take the dtypes and formats of the rows in the database.
+        served: rows by kernel type and signature, in place of rows of the catalog's patterns.
         loads: the Expert Loads of grouped products, in turn; "" for equally many rows of each expert.
     """
 
@@ -58,6 +59,7 @@ class Request:
     is_npu: bool = True
     forms_of_database: bool = True
     loads: tuple[str, ...] = ("",)
+    served: Mapping[str, Mapping[str, TheoryRow]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -156,6 +158,8 @@ def plan_kernel(kernel: CatalogKernel, table: RowTable, request: Request) -> Ker
     Raises:
         TableError: a row of the table cannot be read.
     """
+    if request.served:
+        return _without_known(_served_plan(kernel.kernel_type, request), table)
     known = KnownRows(kernel, table, request.targets) if len(table) else None
     spaces = pattern_spaces(kernel, request, known, table.path.parent)
     existing = table.signatures
@@ -183,11 +187,25 @@ def plan_kernel(kernel: CatalogKernel, table: RowTable, request: Request) -> Ker
         unknown_dtypes=tuple(known.unknown_dtypes()) if known is not None else (),
     )
     sizes = np.concatenate([batch.bytes for batch in batches]) if batches else np.zeros(0, dtype=np.int64)
-    plan = KernelPlan(frame.iloc[places].fillna(""), list(chosen), sizes[places], facts)
+    return _without_known(KernelPlan(frame.iloc[places].fillna(""), list(chosen), sizes[places], facts), table)
+
+
+def _served_plan(kernel_type: str, request: Request) -> KernelPlan:
+    """Returns the rows of a list of calls that the memory budget allows."""
+    limit, rows = request.budget_bytes - FLUSH_BUFFER_BYTES, request.served[kernel_type]
+    chosen = {name: row for name, row in rows.items() if row.bytes <= limit}
+    larger = [row.bytes for row in rows.values() if row.bytes > limit]
+    facts = KernelResult(kernel_type, over_budget=len(larger), smallest_bytes=min(larger, default=0))
+    frame = pd.DataFrame([row.cells for row in chosen.values()], dtype=object).fillna("")
+    return KernelPlan(frame, list(chosen), np.array([row.bytes for row in chosen.values()], dtype=np.int64), facts)
+
+
+def _without_known(plan: KernelPlan, table: RowTable) -> KernelPlan:
+    """Returns a plan without rows that the device refuses, and without those of a table."""
     refused = _refused(table, plan)
     plan = plan.without(refused)
     facts = replace(plan.facts, existing=0, refused=len(refused))
-    return replace(plan, facts=facts).without(set(existing))
+    return replace(plan, facts=facts).without(set(table.signatures))
 
 
 def _refused(table: RowTable, plan: KernelPlan) -> set[str]:

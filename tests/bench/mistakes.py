@@ -54,16 +54,6 @@ def apply_adamw_with(change):
 
 #: Kernel type, the mistake, the wrong function.
 MISTAKES: list[tuple[str, str, Callable[..., Any]]] = [
-    ("GeGluV2", "without the other half", lambda x, dim, *_: (impl.geglu(x, dim, 1, True)[1],) * 2),
-    ("GeGluV2", "GELU of the second half", lambda x, dim, *_: impl.geglu(x.roll(x.shape[-1] // 2, -1), dim, 1, True)),
-    ("GeGluV2", "SwiGlu", lambda x, dim, *_: (impl.swiglu(x, dim), torch.nn.functional.silu(x.chunk(2, dim)[0]))),
-    (
-        "ClippedSwiglu",
-        "halves",
-        lambda x, **how: impl.clipped_swiglu(x.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2), **how),
-    ),
-    ("ClippedSwiglu", "without limit", lambda x, **how: impl.clipped_swiglu(x, **{**how, "limit": 1e9})),
-    ("ClippedSwiglu", "without bias", lambda x, **how: impl.clipped_swiglu(x, **{**how, "bias": 0.0})),
     ("FloorDiv", "towards zero", lambda x, y: torch.div(x, y, rounding_mode="trunc")),
     ("FloorMod", "sign of the dividend", torch.fmod),
     ("Sort", "other direction", lambda x, dim, descending: torch.sort(x, dim, descending=not descending)),
@@ -72,7 +62,6 @@ MISTAKES: list[tuple[str, str, Callable[..., Any]]] = [
     ("Cumsum", "without the own element", lambda x, dim, dtype: torch.cumsum(x, dim, dtype=dtype) - x),
     ("ReduceSum", "mean", lambda x, axes, keepdim, dtype: torch.mean(x, axes, keepdim)),
     ("RmsNorm", "not normalized", lambda x, gamma, epsilon: (x * gamma, x[..., :1].float())),
-    ("SwiGlu", "halves exchanged", lambda x, dim: torch.nn.functional.silu(x.chunk(2, dim)[1]) * x.chunk(2, dim)[0]),
     ("muls_add_kernel", "other term scaled", lambda x, y, scale: x + y * scale),
     ("muls_add_kernel", "not scaled", lambda x, y, scale: x + y),
     ("muls_add_kernel", "sum scaled", lambda x, y, scale: (x + y) * scale),
@@ -279,70 +268,6 @@ MISTAKES: list[tuple[str, str, Callable[..., Any]]] = [
     ),
     ("ApplyTopKTopPCustom", "no top-k", lambda logits, p, k: logits),
     ("TopKV2", "smallest", lambda x, k, dim: torch.topk(x, k, dim, largest=False)),
-    # Linear attention.
-    ("RecurrentGatedDeltaRule", "no decay", lambda *a, g, **o: impl.recurrent_gated_delta_rule(*a, g=g * 0, **o)),
-    (
-        "RecurrentGatedDeltaRule",
-        "not scaled",
-        lambda *a, scale, **o: impl.recurrent_gated_delta_rule(*a, scale=1.0, **o),
-    ),
-    (
-        "RecurrentGatedDeltaRule",
-        "states not written",
-        lambda *a, state, **o: impl.recurrent_gated_delta_rule(*a, state=state.clone(), **o),
-    ),
-    (
-        "RecurrentGatedDeltaRule",
-        "the whole value counts",
-        lambda *a, beta, **o: impl.recurrent_gated_delta_rule(*a, beta=beta * 0 + 1, **o),
-    ),
-    ("ChunkGatedDeltaRule", "no decay", lambda *a, g, **o: impl.chunk_gated_delta_rule(*a, g=g * 0, **o)),
-    (
-        "ChunkGatedDeltaRule",
-        "no state before",
-        lambda *a, initial_state, **o: impl.chunk_gated_delta_rule(*a, initial_state=initial_state * 0, **o),
-    ),
-    (
-        "ChunkGatedDeltaRule",
-        "the whole value counts",
-        lambda *a, beta, **o: impl.chunk_gated_delta_rule(*a, beta=beta * 0 + 1, **o),
-    ),
-    ("CausalConv1d", "no tokens before", lambda o, x, w, s, *a: impl.causal_conv1d(o, x, w, s * 0, *a)),
-    ("CausalConv1d", "taps from the last", lambda o, x, w, *a: impl.causal_conv1d(o, x, w.flip(0), *a)),
-    (
-        "CausalConv1d",
-        "the other sequences have states",
-        lambda *a: impl.causal_conv1d(*a[:7], None if a[7] is None else 1 - a[7], *a[8:]),
-    ),
-    (
-        "_layer_norm_fwd_1pass_kernel_npu",
-        "gate before the norm",
-        lambda x, w, z, eps: impl.rms_norm(x * torch.nn.functional.silu(z), w, epsilon=eps)[0],
-    ),
-    ("_layer_norm_fwd_1pass_kernel_npu", "no gate", lambda x, w, z, eps: impl.rms_norm(x, w, epsilon=eps)[0]),
-    (
-        "_layer_norm_fwd_1pass_kernel_npu",
-        "sigmoid",
-        lambda x, w, z, eps: impl.rms_norm(x, w, epsilon=eps)[0] * torch.sigmoid(z),
-    ),
-    ("fused_gdn_gating_kernel", "no bias", lambda a_log, a, b, bias: impl.gdn_gating(a_log, a, b, bias * 0)),
-    ("fused_gdn_gating_kernel", "exchanged", lambda a_log, a, b, bias: impl.gdn_gating(a_log, b, a, bias)),
-    ("fused_gdn_gating_kernel", "A itself", lambda a_log, *a: impl.gdn_gating(a_log.exp(), *a)),
-    (
-        "_selective_scan_update_kernel",
-        "no bias",
-        lambda *a, **o: impl.selective_state_update(*a[:6], a[6] * 0, *a[7:], **o),
-    ),
-    (
-        "_selective_scan_update_kernel",
-        "B and C exchanged",
-        lambda *a, **o: impl.selective_state_update(*a[:3], a[4], a[3], *a[5:], **o),
-    ),
-    (
-        "_selective_scan_update_kernel",
-        "states not written",
-        lambda *a, state: impl.selective_state_update(*a, state=state.clone()),
-    ),
     # Attention over sequences of one length.
     (
         "IncreFlashAttention",

@@ -1,4 +1,4 @@
-"""Mistakes in kernels of attention, of mixtures of experts and of FP8, and some that only a part of a result shows."""
+"""Mistakes in kernels of attention, of gates, experts and FP8, and some that only a part of a result shows."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ _FP8_ROWS = "6,73 | DT_BF16 -> 6,73;6 | FLOAT8_{};FLOAT"
 _FP8_BLOCKS = "6,{0} | DT_BF16 -> 6,{0};6,{1} | FLOAT8_E4M3FN;FLOAT"
 
 #: Kernel type, the mistake, the wrong function, and the number of the sample row, or a row.
-MISTAKES: list[tuple[str, str, Callable[..., Any], int | str]] = [
+MISTAKES: list[tuple[Any, ...]] = [
     (FIA, "no mask", keywords(_ATTENTION, sparse_mode=lambda mode: 0), 0),
     (FIA, "no mask, packed", keywords(_ATTENTION, sparse_mode=lambda mode: 0), 6),
     (FIA, "no scale", keywords(_ATTENTION, scale=lambda scale: 1.0), 0),
@@ -218,6 +218,80 @@ MISTAKES: list[tuple[str, str, Callable[..., Any], int | str]] = [
         _FP8_ROWS.format("E4M3FN"),
     ),
     ("DynamicQuant", "truncated to E4M3", truncated, _FP8_ROWS.format("E4M3FN")),
+    ("SwiGlu", "halves exchanged", lambda x, dim: torch.nn.functional.silu(x.chunk(2, dim)[1]) * x.chunk(2, dim)[0]),
+    ("GeGluV2", "without the other half", lambda x, dim, *_: (impl.geglu(x, dim, 1, True)[1],) * 2),
+    ("GeGluV2", "GELU of the second half", lambda x, dim, *_: impl.geglu(x.roll(x.shape[-1] // 2, -1), dim, 1, True)),
+    ("GeGluV2", "SwiGlu", lambda x, dim, *_: (impl.swiglu(x, dim), torch.nn.functional.silu(x.chunk(2, dim)[0]))),
+    (
+        "ClippedSwiglu",
+        "halves",
+        lambda x, **how: impl.clipped_swiglu(x.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2), **how),
+    ),
+    ("ClippedSwiglu", "without limit", lambda x, **how: impl.clipped_swiglu(x, **{**how, "limit": 1e9})),
+    ("ClippedSwiglu", "without bias", lambda x, **how: impl.clipped_swiglu(x, **{**how, "bias": 0.0})),
+    ("RecurrentGatedDeltaRule", "no decay", lambda *a, g, **o: impl.recurrent_gated_delta_rule(*a, g=g * 0, **o)),
+    (
+        "RecurrentGatedDeltaRule",
+        "not scaled",
+        lambda *a, scale, **o: impl.recurrent_gated_delta_rule(*a, scale=1.0, **o),
+    ),
+    (
+        "RecurrentGatedDeltaRule",
+        "states not written",
+        lambda *a, state, **o: impl.recurrent_gated_delta_rule(*a, state=state.clone(), **o),
+    ),
+    (
+        "RecurrentGatedDeltaRule",
+        "the whole value counts",
+        lambda *a, beta, **o: impl.recurrent_gated_delta_rule(*a, beta=beta * 0 + 1, **o),
+    ),
+    ("ChunkGatedDeltaRule", "no decay", lambda *a, g, **o: impl.chunk_gated_delta_rule(*a, g=g * 0, **o)),
+    (
+        "ChunkGatedDeltaRule",
+        "no state before",
+        lambda *a, initial_state, **o: impl.chunk_gated_delta_rule(*a, initial_state=initial_state * 0, **o),
+    ),
+    (
+        "ChunkGatedDeltaRule",
+        "the whole value counts",
+        lambda *a, beta, **o: impl.chunk_gated_delta_rule(*a, beta=beta * 0 + 1, **o),
+    ),
+    ("CausalConv1d", "no tokens before", lambda o, x, w, s, *a: impl.causal_conv1d(o, x, w, s * 0, *a)),
+    ("CausalConv1d", "taps from the last", lambda o, x, w, *a: impl.causal_conv1d(o, x, w.flip(0), *a)),
+    (
+        "CausalConv1d",
+        "the other sequences have states",
+        lambda *a: impl.causal_conv1d(*a[:7], None if a[7] is None else 1 - a[7], *a[8:]),
+    ),
+    (
+        "_layer_norm_fwd_1pass_kernel_npu",
+        "gate before the norm",
+        lambda x, w, z, eps: impl.rms_norm(x * torch.nn.functional.silu(z), w, epsilon=eps)[0],
+    ),
+    ("_layer_norm_fwd_1pass_kernel_npu", "no gate", lambda x, w, z, eps: impl.rms_norm(x, w, epsilon=eps)[0]),
+    (
+        "_layer_norm_fwd_1pass_kernel_npu",
+        "sigmoid",
+        lambda x, w, z, eps: impl.rms_norm(x, w, epsilon=eps)[0] * torch.sigmoid(z),
+    ),
+    ("fused_gdn_gating_kernel", "no bias", lambda a_log, a, b, bias: impl.gdn_gating(a_log, a, b, bias * 0)),
+    ("fused_gdn_gating_kernel", "exchanged", lambda a_log, a, b, bias: impl.gdn_gating(a_log, b, a, bias)),
+    ("fused_gdn_gating_kernel", "A itself", lambda a_log, *a: impl.gdn_gating(a_log.exp(), *a)),
+    (
+        "_selective_scan_update_kernel",
+        "no bias",
+        lambda *a, **o: impl.selective_state_update(*a[:6], a[6] * 0, *a[7:], **o),
+    ),
+    (
+        "_selective_scan_update_kernel",
+        "B and C exchanged",
+        lambda *a, **o: impl.selective_state_update(*a[:3], a[4], a[3], *a[5:], **o),
+    ),
+    (
+        "_selective_scan_update_kernel",
+        "states not written",
+        lambda *a, state: impl.selective_state_update(*a, state=state.clone()),
+    ),
 ]
 
 

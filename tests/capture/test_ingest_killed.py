@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import re
 import shutil
-import signal
-import subprocess
-import sys
-from collections.abc import Sequence
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from captures import launch, write_capture
@@ -24,18 +21,6 @@ ROOT = Path(__file__).parents[2]
 #: Samples, manifest, three CSVs, and the manifest again.
 WRITES = 6
 _RUN = re.compile(r"ingest-\d{8}T\d{6}Z-[0-9a-f]{6}")
-#: An ingest that dies after its fourth write.
-_KILLED = """
-import itertools, os, signal, sys
-from opatlas.cli.main import main
-replace, numbers = os.replace, itertools.count()
-def killed(source, target):
-    replace(source, target)
-    if next(numbers) == 3:
-        os.kill(os.getpid(), signal.SIGKILL)
-os.replace = killed
-sys.exit(main(sys.argv[1:]))
-"""
 
 
 @pytest.fixture
@@ -101,17 +86,6 @@ def test_the_same_capture_again(
     assert all(IngestManifest.read(path).finished_at for path in earlier.runs_dir.glob("ingest-*.json"))
 
 
-def test_killed_by_a_signal(earlier: Database, second: Path) -> None:
-    whole = copy_of(earlier, "whole")
-    ingest(whole, second)
-    command: Sequence[str] = ["ingest", "--profiling-path", str(second), "--database-path", str(earlier.path)]
-    done = subprocess.run([sys.executable, "-c", _KILLED, *command], cwd=ROOT, capture_output=True)
-    assert done.returncode == -signal.SIGKILL
-    assert not ingest(earlier, second)
-    assert contents(earlier) == contents(whole)
-    assert not list(earlier.path.rglob(f".*{store.TEMPORARY_SUFFIX}"))
-
-
 def test_a_full_disk_leaves_all_as_it_was(earlier: Database, second: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = contents(earlier)
 
@@ -125,27 +99,20 @@ def test_a_full_disk_leaves_all_as_it_was(earlier: Database, second: Path, monke
     assert contents(earlier) == before
 
 
-class TestCutOff:
-    """After the samples were written, and before any CSV was."""
-
-    @pytest.fixture
-    def cut_off(self, earlier: Database, second: Path, monkeypatch: pytest.MonkeyPatch) -> Database:
-        def killed(*arguments: object) -> None:
-            raise KeyboardInterrupt
-
-        with monkeypatch.context() as patch:
-            patch.setattr("opatlas.capture.ingest.apply_cases", killed)
-            with pytest.raises(KeyboardInterrupt):
-                ingest(earlier, second)
-        return earlier
-
-    def test_another_capture_brings_it_in_too(self, cut_off: Database, second: Path, tmp_path: Path) -> None:
-        third = write_capture(tmp_path / "c/kernel_details.csv", [launch(duration="90")])
-        whole = Database(tmp_path / "whole")
-        for path in (tmp_path / "a/kernel_details.csv", second, third):
-            ingest(whole, path)
-        assert not ingest(cut_off, third)
-        assert contents(cut_off) == contents(whole)
+def test_another_capture_brings_one_in_that_was_cut_off(
+    earlier: Database, second: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    third = write_capture(tmp_path / "c/kernel_details.csv", [launch(duration="90")])
+    whole = copy_of(earlier, "whole")
+    for path in (second, third):
+        ingest(whole, path)
+    # After the samples were written, and before any CSV was.
+    with monkeypatch.context() as patch:
+        patch.setattr("opatlas.capture.ingest.apply_cases", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            ingest(earlier, second)
+    assert not ingest(earlier, third)
+    assert contents(earlier) == contents(whole)
 
 
 def test_a_damaged_csv_gets_its_statistics_when_it_is_mended(earlier: Database, second: Path) -> None:

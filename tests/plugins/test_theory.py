@@ -15,7 +15,7 @@ import warm_python
 from opatlas.data.manifest import code_digest
 
 REPOSITORY = Path(__file__).parents[2]
-FEW = ("-k", "MatMulV2 and not Batch or SwiGlu and not Grouped or PagedCacheLoad")
+FEW = ("-k", "MatMulV2 and not Batch or SwiGlu and not Group and not Clipped or PagedCacheLoad")
 
 
 def run(database: Path | None, *options: str) -> subprocess.CompletedProcess[str]:
@@ -54,6 +54,23 @@ def test_a_second_run_adds_nothing(tmp_path: Path) -> None:
     assert re.search(rf"^database +{tmp_path}$", second.stdout, re.MULTILINE)
     assert contents(tmp_path) == before
     assert len(list((tmp_path / "runs").glob("*.json"))) == 1
+
+
+def test_a_list_of_calls_gives_the_rows(tmp_path: Path) -> None:
+    calls, database = tmp_path / "calls.json", tmp_path / "db"
+    sizes = {"m": 16, "n": 256, "k": 128}
+    entries = [{"type": "gemm", "args": {**sizes, "dtype_a": dtype, "dtype_b": dtype}} for dtype in ("bf16", "nvfp4")]
+    calls.write_text(json.dumps(entries))
+    done = run(database, f"--calls={calls}")
+    assert done.returncode == 0, done.stdout
+    assert "gemm nvfp4" in done.stdout
+    assert set(contents(database)) == {"MatMulV2.csv"}
+    assert rows_in(database) == 1
+    (manifest,) = (database / "runs").glob("*.json")
+    assert json.loads(manifest.read_text())["options"]["calls"] == str(calls)
+    refused = run(database, "--calls", str(calls), "--rows", "5")
+    assert refused.returncode == 4
+    assert "--rows" in refused.stdout + str(refused.stderr)
 
 
 def test_a_new_database_of_an_npu_gets_the_mapping_of_its_neighbour_and_the_rows_that_it_names(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ class StepConstants:
 #: By the name of a device, in the order of the fields.
 CONSTANTS: Mapping[str, StepConstants] = {
     "NVIDIA_H200": StepConstants(
-        0.347, 32.8, 0.289, 0.0073, 0.032, 3.69, 4.63, 0.488, 294.5, 0.265, 0.318, 0.019, 0.394
+        0.347, 32.8, 0.174, 0.0128, 0.0337, 3.69, 4.63, 0.488, 294.5, 0.263, 0.309, 0.017, 0.391
     )
 }
 

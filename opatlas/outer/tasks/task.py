@@ -7,6 +7,7 @@ A task is a Python file with a class `Model`, which defines the computation, and
 .../kernelbench/numpy/19_relu/19_relu_numpy.py  AKG's twins of KernelBench's level 1, for numpy and mindspore
 .../akg_kernels_bench/dynamic_shape/norm/*.py   AKG's own tasks
 tasks/*.py                                      a folder of one's own, with subfolders
+definition.json, definitions/*/*.json           definitions with workloads (definitions.py)
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pathlib import Path
 from opatlas.errors import OpAtlasError
 from opatlas.files import parse_python, read_file
 from opatlas.outer.judging.rules import CandidateSource
+from opatlas.outer.tasks.definitions import is_definition, place_of_definition, task_text
 from opatlas.row.columns import is_file_name
 from opatlas.text import Word
 
@@ -124,20 +126,21 @@ def read_tasks(path: Path) -> list[Task]:
     `_` or `.` are left out.
 
     Raises:
-        OpAtlasError: the file or folder does not exist; a file is not Python; there is no task; two tasks of a set have
-            one name; or a name cannot be part of the name of a CSV file.
+        OpAtlasError: the file or folder does not exist; a file is not Python, or a definition without workloads; there
+            is no task; two tasks of a set have one name; or a name cannot be part of the name of a CSV file.
     """
     root = path.resolve()
     if not root.exists():
         raise OpAtlasError(f"{path}: there is no such file or folder: name a task file, or a folder of task files")
     found: dict[str, Task] = {}
-    for file in [root] if root.is_file() else _python_files(root):
+    for file in [root] if root.is_file() else _task_files(root):
         content = _read(file)
         if not all(pattern.search(content) for pattern in _PARTS):
             continue
         parse_python(file, content)
         is_dynamic = _DYNAMIC.search(content) is not None
-        task = Task(*_name_and_set(file, root), file, _kind(content), _digest(content), is_dynamic)
+        named = _name_and_set(*(place_of_definition(file, root) if is_definition(file) else (file, root)))
+        task = Task(*named, file, _kind(content), _digest(content), is_dynamic)
         if not is_file_name(task.kernel_type):
             raise OpAtlasError(f"{task.path}: {task.kernel_type!r} cannot name a CSV file: rename the file")
         other = found.setdefault(task.kernel_type.lower(), task)
@@ -186,14 +189,18 @@ def _kind(content: bytes) -> TaskKind:
     return kinds[0] if kinds else TaskKind.TORCH
 
 
-def _python_files(root: Path) -> Iterator[Path]:
-    """Yields the Python files of a folder and its subfolders in a fixed order."""
+def _task_files(root: Path) -> Iterator[Path]:
+    """Yields the Python files and the definitions of a folder and its subfolders in a fixed order."""
     for folder, folders, files in os.walk(root):
         folders[:] = sorted(name for name in folders if name[0] not in "._")
-        yield from (Path(folder, name) for name in sorted(files) if name.endswith(".py") and name[0] not in "._")
+        places = (Path(folder, name) for name in sorted(files) if name[0] not in "._")
+        yield from (place for place in places if place.suffix == ".py" or is_definition(place))
 
 
 def _read(path: Path) -> bytes:
+    """Returns the text of a task."""
+    if is_definition(path):
+        return task_text(path)
     return read_file(path, _LARGEST_BYTES, "correct the path or its rights")
 
 

@@ -140,9 +140,7 @@ class Cuda(base.DeviceKind):
             )
         ids = base.visible_ids(self.visible, len(present))
         if not ids:
-            raise OpAtlasError(
-                f"{self.visible} shows none of the {len(present)} GPUs here: unset it, or list some (0,1)"
-            )
+            raise OpAtlasError(f"{self.visible} shows none of {len(present)} GPUs: unset it, or list some (0,1)")
         visible = {entry: _gpu(entry, present) for entry in ids}
         names = {gpu.name for gpu in visible.values()}
         if name is None and len(names) > 1:
@@ -154,9 +152,7 @@ class Cuda(base.DeviceKind):
         by_uuid = self.visible not in os.environ or len({gpu.name for gpu in present}) > 1
         chosen = [gpu.uuid if by_uuid else entry for entry, gpu in visible.items() if name in (None, gpu.name)]
         if not chosen:
-            raise OpAtlasError(
-                f"--device {name} is not among the visible GPUs ({', '.join(sorted(names))}): name one of them"
-            )
+            raise OpAtlasError(f"--device {name} is no visible GPU ({', '.join(sorted(names))}): name one of them")
         return base.pin_devices(base.DeviceSpec(self.name, name=name or names.pop()), self.visible, chosen)
 
     def driver_version(self) -> str | None:
@@ -347,10 +343,7 @@ def _expect_visible() -> None:
     import torch
 
     if torch.version.cuda is None:
-        raise OpAtlasError(
-            f"torch {torch.__version__} was built without CUDA: install a build for CUDA to replay on the GPU, "
-            f"or replay on the CPU with --device cpu"
-        )
+        raise OpAtlasError(f"torch {torch.__version__} has no CUDA: install a build for CUDA, or give --device cpu")
     if torch.cuda.device_count():
         return
     visible = os.environ.get(KIND.visible)

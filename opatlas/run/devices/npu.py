@@ -157,9 +157,7 @@ class Npu(base.DeviceKind):
             )
         ids = base.visible_ids(self.visible, present)
         if not ids:
-            raise OpAtlasError(
-                f"{self.visible} shows none of the {present} NPUs here: unset it, or list some of them (0,1)"
-            )
+            raise OpAtlasError(f"{self.visible} shows none of {present} NPUs: unset it, or list some (0,1)")
         by_logic = {str(chip.logic): chip for chip in npu_smi.list_chips()}
         names = {npu_smi.database_name_of_chip(by_logic.get(visible), name) for visible in ids}
         # NPUs of one machine are usually alike. Durations of different NPUs do not belong into one folder.
@@ -171,10 +169,7 @@ class Npu(base.DeviceKind):
         shown = npu_smi.list_chips()
         said = f"npu-smi shows {shown[0].name}" if shown else "npu-smi is not on PATH or fails"
         names = (npu_smi.candidate_names(shown[0]) if shown else ()) or NPU_DEVICES
-        return (
-            f"the NPU's database folder does not follow from its chip ({said}): give --device ({' or '.join(names)}), "
-            f"or the folder with --database-path"
-        )
+        return f"{said}, which names no database: give --device ({' or '.join(names)}) or --database-path"
 
     def environment(self) -> Mapping[str, str]:
         from opatlas.run.devices.npu_operators import operator_environment
@@ -365,9 +360,7 @@ def import_torch_npu() -> ModuleType:
             ) from None
         if error.name is None:
             raise TorchNpuMissing(_import_message(f"{error}")) from error
-        raise TorchNpuMissing(
-            f"torch_npu needs the package {error.name}, which is not installed: pip install {_distribution(error.name)}"
-        ) from None
+        raise TorchNpuMissing(f"torch_npu needs {error.name}: pip install {_distribution(error.name)}") from None
     except Exception as error:
         raise TorchNpuMissing(_import_message(f"{error}")) from error
 
@@ -377,17 +370,11 @@ def _import_message(text: str) -> str:
     first = first_line(text)
     torch, torch_npu = _torch(), package_version("torch_npu") or ""
     if torch and torch_npu and not same_release(torch, torch_npu):
-        return (
-            f"torch_npu {torch_npu} does not fit torch {torch} ({first}): pip install torch_npu=={torch}, "
-            f"or the version of torch that fits this torch_npu"
-        )
+        return f"torch_npu {torch_npu} does not fit torch {torch} ({first}): pip install torch_npu=={torch}"
     if library := _MISSING_LIBRARY.search(text):
         return _missing_library_message(library[1])
     if _OTHER_SYMBOLS.search(text):
-        return (
-            f"torch_npu {torch_npu} does not fit the installed CANN ({first}): install a pair of versions that "
-            f"torch_npu's release notes list"
-        )
+        return f"torch_npu {torch_npu} does not fit CANN ({first}): install a pair of torch_npu's release notes"
     if "Two accelerators" in text:
         return f"torch was built for a GPU, and torch_npu refuses that ({first}): install torch's CPU build"
     return f"torch_npu cannot be imported: {first}"
@@ -404,10 +391,7 @@ def _missing_library_message(library: str) -> str:
     scripts = [path for path in set_env_scripts() if path.is_file()]
     if scripts:
         return f"CANN's {library} is not found, though CANN is installed: run: source {scripts[0]}"
-    return (
-        f"CANN is missing ({library} is not found): install the CANN toolkit and kernels, and run: "
-        f"source {_ASCEND}/ascend-toolkit/set_env.sh"
-    )
+    return f"{library} is missing: install CANN, and run: source {_ASCEND}/ascend-toolkit/set_env.sh"
 
 
 def set_env_scripts() -> list[Path]:

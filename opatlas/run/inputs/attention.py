@@ -125,9 +125,7 @@ def read_attention(row: ReplayRow) -> AttentionCall:
     """
     column, cell = col.WITHOUT_LENGTHS
     if row.cells.get(column) == cell:
-        raise Unsupported(
-            "the lengths of the sequences are not known: opatlas ingest --attention-records, or --attention"
-        )
+        raise Unsupported("lengths of the sequences are not known: opatlas ingest --attention-records, or --attention")
     if col.MEAN_LENGTHS in row.cells.items():
         row.assume("each sequence has the mean length of its step")
     return _AttentionReader(row).call()

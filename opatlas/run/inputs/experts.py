@@ -278,9 +278,7 @@ def ep_size(cells: Mapping[str, str]) -> int | None:
         return None
     size = parse_whole(text)
     if not size:
-        raise InvalidRow(
-            f"column {EP_SIZE!r}: {text!r} is not the number of devices that share the experts; correct the cell"
-        )
+        raise InvalidRow(f"column {EP_SIZE!r}: {text!r} is no number of devices that share experts; correct it")
     return size
 
 

@@ -84,9 +84,7 @@ def output_slot(row: ReplayRow, like: int) -> ColumnSlot:
     if row.output_dtype() != dtype:
         if len(row.output_slots) == 1 and dtype.is_floating_point and row.output_dtype().is_floating_point:
             raise Unsupported(f"{row.kernel_type} of {dtype} is replayed without a Cast to {row.output_dtype()}")
-        raise row.refuse(
-            OUTPUT_DTYPES, f"output 0 of {row.kernel_type} is {dtype} for these inputs", "correct one of the dtypes"
-        )
+        raise row.refuse(OUTPUT_DTYPES, f"output 0 of {row.kernel_type} is {dtype} for these inputs", "correct a dtype")
     return ColumnSlot(row.output_slots[0], OUTPUT_SHAPES)
 
 

@@ -245,9 +245,7 @@ class RowSlots:
 
         name = self._dtype(slot, column).torch_name
         if slot.dtype in slot_cells.FOUR_BITS or not hasattr(torch, name):
-            raise Unsupported(
-                f"column {column!r}: tensors of {slot.dtype} are not replayed by torch {torch.__version__}"
-            )
+            raise Unsupported(f"column {column!r}: torch {torch.__version__} replays no tensors of {slot.dtype}")
         dtype: torch.dtype = getattr(torch, name)
         if dtype.is_complex:
             raise Unsupported(f"column {column!r}: complex numbers are not replayed")

@@ -274,9 +274,7 @@ def gathered_axis(row: ReplayRow) -> int:
     for axis in range(len(source)):
         if result == source[:axis] + indices + source[axis + 1 :]:
             return axis
-    raise row.refuse(
-        OUTPUT_SHAPES, f"no axis of {source}, indexed by {indices}, gives this shape", "correct one of the shapes"
-    )
+    raise row.refuse(OUTPUT_SHAPES, f"no axis of {source}, indexed by {indices}, gives this shape", "correct a shape")
 
 
 def indexed_axes(row: ReplayRow, list_slot: int, first_slot: int) -> range:

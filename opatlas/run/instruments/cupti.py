@@ -66,9 +66,7 @@ class Layout:
             if name == "name" and name not in offsets:
                 continue
             if offsets.get(name, -1) < at:
-                raise InstrumentMissing(
-                    f"this version of cupti-python has an unsupported record of a {kind}: install another version"
-                )
+                raise InstrumentMissing(f"cupti-python has an unknown record of a {kind}: install another version")
             form += f"{offsets[name] - at}x{code}"
             at = offsets[name] + struct.calcsize(f"<{code}")
         return cls(struct.Struct(form), kind)
@@ -215,9 +213,7 @@ def _layouts(cupti: Any) -> Mapping[int, Layout]:
             if (found := re.fullmatch(rf"activity_{kind}(\d*)_dtype", name))
         ]
         if not versions:
-            raise InstrumentMissing(
-                f"this version of cupti-python has no layout for a record of a {kind}: install another version"
-            )
+            raise InstrumentMissing(f"cupti-python has no layout for a record of a {kind}: install another version")
         fields = max(versions, key=lambda version: version[0])[1].fields
         layouts[int(number)] = Layout.of({name: at for name, (_, at, *_) in fields.items()}, kind)
     return layouts

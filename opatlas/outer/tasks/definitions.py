@@ -1,0 +1,233 @@
+"""Definitions and workloads of kernels in the schema of flashinfer-bench and SOL-ExecBench, as tasks.
+
+definitions/{op_type}/{name}.json, workloads/{op_type}/{name}.jsonl    flashinfer-bench's data sets (flashinfer-trace)
+{problem}/definition.json, {problem}/workload.jsonl                    SOL-ExecBench
+
+A definition with its workloads is the text of a task: the reference, a Model that calls its `run`, and a list of inputs
+for each workload.
+Sources: docs/flashinfer-trace of flashinfer-bench (April 2026), docs/ of SOL-ExecBench (April 2026).
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from opatlas.errors import OpAtlasError
+from opatlas.files import read_file
+from opatlas.typed_json import DecodeError, decode
+
+#: The file of a definition of SOL-ExecBench, and the folder with those of flashinfer-bench.
+_DEFINITION, _DEFINITIONS = "definition.json", "definitions"
+_LARGEST_BYTES = 4 << 20
+#: Sizes in an expression are combined with these.
+_ARITHMETIC = (ast.Expression, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop, ast.Name, ast.Load, ast.Constant)
+#: Random whole numbers lie between these.
+_LOW, _HIGH = -128, 128
+#: The task of a definition; names that begin with `_opatlas` are no reference's.
+_TASK = """\
+{reference}
+
+
+import torch as _opatlas_torch
+
+from opatlas.outer.tasks.definitions import workload_inputs as _opatlas_inputs
+
+
+class Model(_opatlas_torch.nn.Module):
+    def forward(self, *inputs):
+        return run(*inputs)
+
+
+_OPATLAS_WORKLOADS = {workloads!r}
+
+
+def get_inputs_dyn_list():
+    return [_opatlas_inputs(each, globals()) for each in _OPATLAS_WORKLOADS]
+"""
+
+
+@dataclass(frozen=True)
+class _Axis:
+    type: str
+    value: int = 0
+    expression: str = ""
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """`shape` are names of axes; None for a number of Python."""
+
+    dtype: str
+    shape: list[str] | None = None
+
+
+@dataclass(frozen=True)
+class _Definition:
+    reference: str
+    axes: dict[str, _Axis]
+    inputs: dict[str, _Tensor]
+    name: str = ""
+    custom_inputs_entrypoint: str | None = None
+
+
+@dataclass(frozen=True)
+class _Given:
+    type: str
+    value: int | float | bool | None = None
+    path: str = ""
+    tensor_key: str = ""
+
+
+@dataclass(frozen=True)
+class _Workload:
+    axes: dict[str, int] = field(default_factory=dict)
+    inputs: dict[str, _Given] = field(default_factory=dict)
+    uuid: str = ""
+
+
+@dataclass(frozen=True)
+class _Line(_Workload):
+    """A line of a file of workloads: a workload, or a trace, which has one."""
+
+    workload: _Workload | None = None
+
+
+def is_definition(path: Path) -> bool:
+    """Returns whether a file is a definition, by its name and folder."""
+    return path.name == _DEFINITION or (path.suffix == ".json" and _DEFINITIONS in path.parts[:-1])
+
+
+def place_of_definition(path: Path, root: Path) -> tuple[Path, Path]:
+    """Returns the path that names the task of a definition, and the folder of its set.
+
+    The path is without `definitions`, or the folder of the problem; `root` is what the user named.
+    """
+    if path.name == _DEFINITION:
+        return path.parent, root if root in path.parent.parents else path.parent.parent
+    place = len(path.parts) - 1 - path.parts[::-1].index(_DEFINITIONS)
+    return Path(*path.parts[:place], *path.parts[place + 1 :]), Path(*path.parts[:place])
+
+
+def definition_name(path: Path) -> str:
+    """Returns the name of a definition; that of its folder if it has none."""
+    return _read_definition(path).name or path.parent.name
+
+
+def task_text(path: Path) -> bytes:
+    """Returns the text of the task of a definition. Raises OpAtlasError if it, or its workloads, cannot be read."""
+    definition = _read_definition(path)
+    calls = []
+    for line in workload_lines(path):
+        workload = _decoded(line, _Line, _workloads(path))
+        calls.append(_call(path, definition, workload.workload or workload))
+    return _TASK.format(reference=definition.reference, workloads=calls).encode()
+
+
+def _read_definition(path: Path) -> _Definition:
+    text = read_file(path, _LARGEST_BYTES, "correct the path or its rights")
+    found: _Definition = _decoded(text, _Definition, path)
+    return found
+
+
+def _decoded(text: bytes, kind: type[Any], path: Path) -> Any:
+    try:
+        return decode(text, kind, str(path))
+    except DecodeError as error:
+        raise OpAtlasError(f"{error}: write it in the schema of flashinfer-bench or SOL-ExecBench") from None
+
+
+def _workloads(path: Path) -> Path:
+    """Returns the file of the workloads of a definition."""
+    if path.name == _DEFINITION:
+        return path.with_name("workload.jsonl")
+    folders = list(path.parts)
+    folders[len(folders) - 1 - folders[::-1].index(_DEFINITIONS)] = "workloads"
+    return Path(*folders).with_suffix(".jsonl")
+
+
+def workload_lines(path: Path) -> list[bytes]:
+    """Returns the workloads of a definition, or traces with them, as JSON."""
+    found = read_file(_workloads(path), _LARGEST_BYTES, "a definition has its workloads there, one a line").splitlines()
+    return [line for line in found if line.strip()]
+
+
+def _call(path: Path, definition: _Definition, workload: _Workload) -> dict[str, Any]:
+    """Returns what `workload_inputs` makes the inputs of a workload of."""
+    sizes = {name: axis.value for name, axis in definition.axes.items() if axis.type == "const"} | workload.axes
+    for name, axis in definition.axes.items():
+        if axis.type == "expr":
+            sizes[name] = _size(path, name, axis.expression, sizes)
+    inputs = {}
+    for name, tensor in definition.inputs.items():
+        given = workload.inputs.get(name, _Given("random"))
+        if lacking := [axis for axis in tensor.shape or () if axis not in sizes]:
+            raise OpAtlasError(f"{_workloads(path)}: {workload.uuid}: axis {lacking[0]!r} has no value: add it")
+        shape = None if tensor.shape is None else [sizes[axis] for axis in tensor.shape]
+        inputs[name] = (given.type, shape, tensor.dtype, given.value, given.path, given.tensor_key)
+    scalars = {name: each.value for name, each in workload.inputs.items() if each.type == "scalar"}
+    return {"inputs": inputs, "custom": definition.custom_inputs_entrypoint, "known": {**sizes, **scalars}}
+
+
+def _size(path: Path, name: str, expression: str, sizes: Mapping[str, int]) -> int:
+    try:
+        tree = ast.parse(expression, mode="eval")
+        if not all(isinstance(node, _ARITHMETIC) for node in ast.walk(tree)):
+            raise ValueError("is no arithmetic")
+        return int(eval(compile(tree, str(path), "eval"), {"__builtins__": {}}, dict(sizes)))
+    except (SyntaxError, ValueError, NameError, TypeError, ArithmeticError) as error:
+        raise OpAtlasError(f"{path}: axis {name!r}: {expression!r}: {error}: give an expression of sizes") from None
+
+
+def workload_inputs(call: Mapping[str, Any], module: Mapping[str, Any]) -> list[Any]:
+    """Returns the inputs of a workload, on torch's default device.
+
+    Args:
+        call: what `task_text` wrote of the workload.
+        module: the names of the task, with its `__file__` and the function that makes inputs of the type `custom`.
+
+    Raises:
+        OpAtlasError: this torch has not the dtype, or a file is missing.
+    """
+    import torch
+
+    made = {}
+    if any(kind == "custom" for kind, *_ in call["inputs"].values()):
+        made = module[call["custom"]](dict(call["known"]), torch.get_default_device())
+    found: list[Any] = []
+    for name, (kind, shape, dtype, value, path, key) in call["inputs"].items():
+        if kind == "safetensors":
+            found.append(_stored(Path(module["__file__"]), path, key))
+        else:
+            found.append(made[name] if kind == "custom" else value if shape is None else _random(shape, dtype))
+    return found
+
+
+def _random(shape: Sequence[int], name: str) -> Any:
+    import torch
+
+    dtype = getattr(torch, name, None)
+    if dtype is None:
+        raise OpAtlasError(f"dtype {name}: torch {torch.__version__} has not got it")
+    if dtype.is_floating_point:
+        return torch.randn(shape, dtype=torch.float32 if dtype.itemsize == 1 else dtype).to(dtype)
+    low, high = (0, 2) if dtype is torch.bool else (_LOW, _HIGH)
+    return torch.randint(low, high, shape, dtype=dtype)
+
+
+def _stored(task: Path, path: str, key: str) -> Any:
+    """Returns a tensor of a file whose path begins at a folder around the task."""
+    import torch
+
+    try:
+        from safetensors import safe_open
+    except ModuleNotFoundError:
+        raise OpAtlasError(f"{path}: pip install safetensors, to read it") from None
+    found = next((folder / path for folder in task.parents if (folder / path).is_file()), None)
+    if found is None:
+        raise OpAtlasError(f"{path}: no such file below {task.parents[-2]}: fetch the data set with its tensors")
+    with safe_open(found, framework="pt") as tensors:
+        return tensors.get_tensor(key).to(torch.get_default_device())

@@ -1,0 +1,120 @@
+"""`opatlas traces`: what was measured of definitions, as traces of flashinfer-bench and SOL-ExecBench.
+
+A line of a trace is a workload of a definition, a solution, and its evaluation. Sources: those of definitions.py.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from opatlas.ask.compare.databases import implementations_of
+from opatlas.ask.compare.regressions import run_facts
+from opatlas.data.csv_files import write_text
+from opatlas.data.database import Database
+from opatlas.data.manifest import Manifest, read_manifests
+from opatlas.data.origin import run_origins
+from opatlas.errors import OpAtlasError, UsageError
+from opatlas.outer.tasks.definitions import definition_name, is_definition, workload_lines
+from opatlas.outer.tasks.task import Task, read_tasks
+from opatlas.row.columns import ERROR_CLASS, MAX_ERROR, MICROBENCH_MEDIAN, RUN_ID, STATUS, TASK_DIGEST, TASK_INPUTS
+from opatlas.row.quality import valid_duration
+from opatlas.row.status import Status
+from opatlas.show.parameters import DatabaseFolder
+from opatlas.show.result import Result, Table
+from opatlas.text import parse_real
+
+
+def traces(
+    database: DatabaseFolder,
+    definitions: Annotated[Path, Parameter(name="DEFINITIONS")],
+    /,
+    *,
+    output: Path,
+) -> Result:
+    """Writes what was measured of definitions as traces of flashinfer-bench and SOL-ExecBench, one JSON a line.
+
+    Each candidate in its newest version is a solution; the reference is the Model of the task.
+
+    Exit status: 0 written; 1 nothing fits, or a file could not be read or written; 2 wrong usage.
+
+    Args:
+        database: the database of `opatlas bench --tasks DEFINITIONS`.
+        definitions: the same folder, or file, of definitions.
+        output: FILE.jsonl.
+    """
+    if output.suffix != ".jsonl":
+        raise UsageError(f"--output {output}: end the name with .jsonl")
+    problems: list[str] = []
+    base, *rivals = implementations_of(database)
+    lines = []
+    for task in (each for each in read_tasks(definitions) if is_definition(each.path)):
+        reference = _rows(Database(base.path), task)
+        for rival in rivals:
+            manifests = read_manifests(Database(rival.path), problems)
+            # A row that failed names no run.
+            newest = max(manifests.values(), key=lambda each: each.started_at, default=None)
+            for number, cells in sorted(_rows(Database(rival.path), task).items()):
+                line = json.loads(workload_lines(task.path)[number])
+                evaluation = _evaluation(cells, reference.get(number, {}), manifests.get(cells.get(RUN_ID, ""), newest))
+                if evaluation is not None:
+                    solution = f"{rival.name}-{rival.version}"
+                    workload = {"definition": definition_name(task.path), "workload": line.get("workload", line)}
+                    lines.append({**workload, "solution": solution, "evaluation": evaluation})
+    if not lines:
+        raise OpAtlasError(f"{database}: has no candidate of {definitions}: nothing was written")
+    write_text(output, "".join(f"{json.dumps(line)}\n" for line in lines))
+    return Result([Table(("file", "traces"), [(str(output), len(lines))])], problems=problems)
+
+
+def _rows(database: Database, task: Task) -> dict[int, Mapping[str, str]]:
+    """Returns the rows of a task by the number of the workload."""
+    rows = database.read_or_empty(task.kernel_type).rows()
+    return {int(row[TASK_INPUTS]): row for row in rows if row.get(TASK_DIGEST) == task.digest}
+
+
+#: The status of a trace, by the beginning of a candidate's error class.
+_STATUS = {
+    "pass": "PASSED",
+    "mismatch": "INCORRECT_NUMERICAL",
+    "interface/shape": "INCORRECT_SHAPE",
+    "interface/dtype": "INCORRECT_DTYPE",
+    "timeout": "TIMEOUT",
+    **dict.fromkeys(("syntax", "import", "compile"), "COMPILE_ERROR"),
+}
+
+
+def _evaluation(
+    cells: Mapping[str, str], reference: Mapping[str, str], manifest: Manifest | None
+) -> dict[str, Any] | None:
+    """Returns the evaluation of a trace; None for a row that no candidate ran on.
+
+    Correctness has what OpAtlas knows: the largest error as a share of the allowed one.
+    """
+    if Status.from_cell(cells.get(STATUS, "")) in (None, Status.SKIPPED, Status.UNSUPPORTED) or manifest is None:
+        return None
+    error_class = cells.get(ERROR_CLASS, "")
+    status = next((word for begin, word in _STATUS.items() if error_class.startswith(begin)), "RUNTIME_ERROR")
+    us, reference_us = (valid_duration(each.get(MICROBENCH_MEDIAN, "")) for each in (cells, reference))
+    performance = None
+    if status == "PASSED" and us is not None:
+        performance = {"latency_ms": us / 1e3}
+        if reference_us is not None:
+            performance |= {"reference_latency_ms": reference_us / 1e3, "speedup_factor": reference_us / us}
+    correctness = None
+    if status in ("PASSED", "INCORRECT_NUMERICAL"):
+        correctness = {"extra": {"error_of_allowed": parse_real(cells.get(MAX_ERROR, ""))}}
+    versions = {name: text for origin in run_origins(manifest) for name, text in origin.versions.items()}
+    return {
+        "status": status,
+        "environment": {"hardware": run_facts(manifest).get("device", "unknown"), "libs": versions},
+        "timestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(manifest.started_at)),
+        "log": "",
+        "correctness": correctness,
+        "performance": performance,
+    }

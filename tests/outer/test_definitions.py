@@ -1,0 +1,147 @@
+"""Definitions of flashinfer-bench and SOL-ExecBench are tasks, and what was measured of them are their traces."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from doc_commands import ROOT
+
+from opatlas.errors import OpAtlasError
+from opatlas.outer.tasks.task import read_tasks
+from opatlas.outer.tasks.task_replay import TaskModule
+from opatlas.outer.tasks.traces import traces
+
+SCALE = {
+    "name": "scale_n8",
+    "op_type": "scale",
+    "axes": {"M": {"type": "var"}, "N": {"type": "const", "value": 8}},
+    "inputs": {
+        "x": {"shape": ["M", "N"], "dtype": "float32"},
+        "factor": {"shape": None, "dtype": "float32"},
+    },
+    "outputs": {"y": {"shape": ["M", "N"], "dtype": "float32"}},
+    "reference": "import torch\n\ndef run(x, factor):\n    return x * factor\n",
+}
+SCALED = [
+    {
+        "uuid": f"of-{rows}",
+        "axes": {"M": rows},
+        "inputs": {"x": {"type": "random"}, "factor": {"type": "scalar", "value": 3.0}},
+    }
+    for rows in (2, 5)
+]
+#: SOL-ExecBench: no name, an axis that follows from others, indices by a function of the reference.
+PICK = {
+    "axes": {
+        "B": {"type": "var", "description": None},
+        "T": {"type": "expr", "expression": "B * 3 + 1"},
+        "D": {"type": "const", "value": 4},
+    },
+    "custom_inputs_entrypoint": "make",
+    "inputs": {"table": {"shape": ["T", "D"], "dtype": "bfloat16"}, "at": {"shape": ["B"], "dtype": "int64"}},
+    "outputs": {"out": {"shape": ["B", "D"], "dtype": "bfloat16"}},
+    "reference": "import torch\n\n"
+    "def make(axes_and_scalars, device):\n"
+    "    return {'at': torch.arange(axes_and_scalars['B'], device=device)}\n\n"
+    "@torch.no_grad()\ndef run(table, at):\n    return table[at]\n",
+}
+PICKED = [{"uuid": "p", "axes": {"B": 2}, "inputs": {"table": {"type": "random"}, "at": {"type": "custom"}}}]
+
+
+def write(path: Path, *values: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{json.dumps(value)}\n" for value in values))
+    return path
+
+
+@pytest.fixture
+def data_set(tmp_path: Path) -> Path:
+    """A data set in both layouts; a line of flashinfer-bench is a trace with a workload."""
+    folder = tmp_path / "kernels"
+    write(folder / "definitions/scale/scale_n8.json", SCALE)
+    lines = [{"definition": "scale_n8", "solution": None, "workload": each, "evaluation": None} for each in SCALED]
+    write(folder / "workloads/scale/scale_n8.jsonl", *lines)
+    write(folder / "pick/definition.json", PICK)
+    write(folder / "pick/workload.jsonl", *PICKED)
+    write(folder / "solutions/scale/mine.json", {"name": "no task"})
+    return folder
+
+
+def test_definitions_are_tasks_whose_inputs_are_the_workloads(data_set: Path) -> None:
+    pick, scale = read_tasks(data_set)
+    assert [each.full_name for each in (pick, scale)] == ["kernels/pick", "kernels/scale/scale_n8"]
+    for place in (data_set / "definitions", scale.path):
+        (alone,) = read_tasks(place)
+        assert (alone.full_name, alone.digest) == (scale.full_name, scale.digest)
+    scaled = TaskModule(scale).input_lists()
+    assert [(tuple(x.shape), x.dtype, factor) for x, factor in scaled] == [
+        ((rows, 8), torch.float32, 3.0) for rows in (2, 5)
+    ]
+    ((table, at),) = TaskModule(pick).input_lists()
+    assert (tuple(table.shape), table.dtype, at.tolist()) == ((7, 4), torch.bfloat16, [0, 1])
+    write(data_set / "workloads/scale/scale_n8.jsonl", SCALED[0])
+    assert not scale.is_unchanged
+
+
+def test_tensors_are_read_from_the_data_set(data_set: Path) -> None:
+    save_file = pytest.importorskip("safetensors.torch").save_file
+    (data_set / "blob").mkdir()
+    save_file({"first": torch.ones(2, 8)}, data_set / "blob/x.safetensors")
+    stored = {"type": "safetensors", "path": "blob/x.safetensors", "tensor_key": "first"}
+    write(data_set / "workloads/scale/scale_n8.jsonl", {**SCALED[0], "inputs": {**SCALED[0]["inputs"], "x": stored}})
+    ((x, _),) = TaskModule(read_tasks(data_set / "definitions")[0]).input_lists()
+    assert x.tolist() == torch.ones(2, 8).tolist()
+
+
+@pytest.mark.parametrize(
+    ("path", "values", "named"),
+    [
+        ("workloads/scale/scale_n8.jsonl", [{**SCALED[0], "axes": {}}], "'M'"),
+        ("workloads/scale/scale_n8.jsonl", [{"axes": {"M": "2"}}], "axes"),
+        ("definitions/scale/scale_n8.json", [{"axes": {}}], "reference"),
+        ("pick/definition.json", [{**PICK, "axes": {"T": {"type": "expr", "expression": "open('x')"}}}], "open"),
+    ],
+)
+def test_what_does_not_fit_the_schema_is_refused(data_set: Path, path: str, values: list[Any], named: str) -> None:
+    write(data_set / path, *values)
+    with pytest.raises(OpAtlasError) as raised:
+        read_tasks(data_set)
+    assert path in str(raised.value)
+    assert named in str(raised.value)
+
+
+def test_what_was_measured_is_written_as_traces(data_set: Path, tmp_path: Path) -> None:
+    for name, result in (("right", "x * factor"), ("wrong", "x + factor")):
+        file = tmp_path / "mine/scale_n8" / f"{name}.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"def run(x, factor):\n    return {result}\n")
+    database = tmp_path / "db"
+    options = ["--tasks", str(data_set), "--database-path", str(database), "--repeat-count=2", "--cache=warm"]
+    options += ["--implementation", f"torch,{tmp_path / 'mine'}", "-p", "no:cacheprovider"]
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "bench/", *options], cwd=ROOT, check=False)
+    assert done.returncode == 0
+    with (database / "kernels.pick.csv").open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert (row["Input Shapes"], row["Status"]) == ("7,4;2", "measured")
+    traces(database, data_set, output=tmp_path / "traces.jsonl")
+    lines = [json.loads(line) for line in (tmp_path / "traces.jsonl").read_text().splitlines()]
+    assert {line["definition"] for line in lines} == {"scale_n8"}
+    right, wrong = ([line for line in lines if f"mine-{name}" in line["solution"]] for name in ("right", "wrong"))
+    for own in (right, wrong):
+        assert [line["workload"] for line in own] == SCALED
+    for line in right:
+        assert line["evaluation"]["status"] == "PASSED"
+        latency, reference, speed_up = (
+            line["evaluation"]["performance"][name] for name in ("latency_ms", "reference_latency_ms", "speedup_factor")
+        )
+        assert speed_up == pytest.approx(reference / latency)
+        assert line["evaluation"]["environment"]["hardware"]
+    for line in wrong:
+        assert (line["evaluation"]["status"], line["evaluation"]["performance"]) == ("INCORRECT_NUMERICAL", None)
