@@ -125,6 +125,8 @@ def model(
     # The first questions about a database fit models, which takes up to half a minute.
     with progress(f"{name}, calls", None) as advance:
         found = step_costs(opened, steps, implementation, lambda _: advance(1))
+    if len(found) == 1 and found[0][1] is None:
+        raise UsageError(found[0][2])
     costs = [cost for _, cost, _ in found if cost is not None]
     if plot is not None:
         write_plot(plot, costs)

@@ -12,7 +12,7 @@ from browser import chromium, missing
 import opatlas
 from opatlas.show.site.pages import write_site
 from tests.ask.tables import product_rows, write_table
-from tests.show.small_databases import HOSTILE, SIZES, small_databases
+from tests.show.small_databases import HOSTILE, SIZES, small_databases, write_step
 
 
 @pytest.fixture(scope="session")
@@ -32,6 +32,12 @@ def start(database: Path) -> Path:
     site = write_site(database, database.parents[3] / "site", against=str(other), costs=[cost])
     assert all(HOSTILE in problem for problem in site.problems)
     return site.start
+
+
+@pytest.fixture(scope="session")
+def whole_step(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database with a row for each call of a step of Qwen3-0.6B."""
+    return write_step(tmp_path_factory.mktemp("step"))
 
 
 @pytest.fixture(scope="session")

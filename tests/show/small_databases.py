@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from tests.ask.tables import product_rows, write_table
+from opatlas.theory.model_calls import ModelCall, model_calls
+from opatlas.theory.sources import resolve_model
+from tests.ask.tables import RUN, product_rows, write_table
 
 #: Would open a dialog where it is read as HTML. No kernel type may have this name: the overview quotes it in a problem.
 HOSTILE = "<img src=x onerror=alert(1)>"
@@ -40,3 +42,15 @@ def small_databases(root: Path) -> Path:
     )
     write_table(root / "data" / "NVIDIA_H200" / "nccl" / "2.28.9", "hcom_allReduce_", messages)
     return base
+
+
+def write_step(folder: Path) -> Path:
+    """Returns a database with a row for each call of a decode step of Qwen3-0.6B: 64 sequences of 4,096 tokens."""
+    rows: dict[str, list[ModelCall]] = {}
+    for call in model_calls(resolve_model("Qwen/Qwen3-0.6B"), batch=64, context=4096):
+        rows.setdefault(call.kernel_type, []).append(call)
+    for kernel_type, calls in rows.items():
+        measured = {"Average Duration(us)": "10.0", "Quality": "quiet", "Status": "measured", "Run ID": RUN}
+        lines = {call.signature(): {**call.cells, **measured} for call in calls}
+        write_table(folder, kernel_type, pd.DataFrame(lines.values()).fillna(""))
+    return folder

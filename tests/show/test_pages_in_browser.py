@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 import pytest
 
+import opatlas
 from opatlas.cli.main import main
 from opatlas.show.site.pages import write_site
 from tests.ask.tables import product_rows, write_table
@@ -195,7 +196,7 @@ def test_names_and_cells_are_never_html(visit: Callable[..., Visit]) -> None:
 def test_implementations_and_databases_are_side_by_side(visit: Callable[..., Visit]) -> None:
     visited = visit()
     page = visited.show("#/implementations")
-    assert "flashinfer 0.5.3" in page.locator("main h2").all_inner_texts()
+    assert page.locator("main summary").count() == 1
     page.locator("select[name=verdict]").select_option("FAST")
     ratios = [float(cell) for cell in visited.column("speed-up")]
     assert ratios == pytest.approx([2.0] * len(ratios), rel=0.01)
@@ -209,11 +210,51 @@ def test_implementations_and_databases_are_side_by_side(visit: Callable[..., Vis
 def test_collectives_and_models(visit: Callable[..., Visit]) -> None:
     visited = visit()
     page = visited.show("#/collectives")
-    page.wait_for_selector(".plot[data-drawn='10']")
+    # The bandwidth and the duration of ten messages.
+    page.wait_for_function("() => document.querySelectorAll('.plot[data-drawn=\"10\"]').length === 2")
     page = visited.show("#/models")
-    page.wait_for_selector(".plot[data-drawn]")
-    assert page.locator("main h2").inner_text().startswith("Qwen/Qwen3-32B,")
-    assert "MatMulV2" in page.locator("main table").inner_text()
+    # Only products have rows: their blocks are there, a total is not.
+    page.wait_for_selector(".timeline")
+    assert page.locator("main h1").inner_text() == "Qwen/Qwen3-32B"
+    blocks = page.locator(".timeline .block").count()
+    assert 0 < page.locator(".timeline .lacks").count() < blocks
+    assert "RmsNorm" in page.locator("main").inner_text()
+    assert page.locator(".headline").inner_text() == "no total"
+    page.locator("input[name=batch]").fill("0")
+    page.wait_for_function("() => location.hash.includes('batch=1&')")
+    page.locator("select[name=stack]").select_option("torch")
+    assert "stack=torch" in page.url
+    address = page.url.partition("index.html")[2]
+    again = visit().show(address)
+    again.wait_for_selector(".timeline")
+    assert again.locator("output").all_inner_texts() == page.locator("output").all_inner_texts()
+
+
+def test_a_step_of_which_all_is_known_has_a_total(
+    visit: Callable[..., Visit], whole_step: Path, tmp_path: Path
+) -> None:
+    write_site(whole_step, tmp_path / "site")
+    page = visit((tmp_path / "site").as_uri()).show("#/")
+    cost = opatlas.open(whole_step).model("Qwen/Qwen3-0.6B", batch=64, context=4096)
+    assert page.locator(".headline").inner_text().startswith(f"{cost.us / 1e3:.3g} ms")
+    assert page.locator(".timeline .block").count() == len(cost.parts)
+    page.click("main section p a >> nth=0")
+    page.wait_for_function(_READY, arg="#/models")
+    page.wait_for_selector(".headline")
+    assert page.locator(".headline").inner_text().startswith(f"{cost.us / 1e3:.3g} ms")
+    page.locator("input[name=tp]").fill("1")
+    page.wait_for_function("() => location.hash.includes('tp=2')")
+    assert page.locator(".headline").inner_text() == "no total"
+
+
+def test_speed_ups_are_a_heat_map(visit: Callable[..., Visit]) -> None:
+    page = visit().show("#/implementations")
+    page.click(".heatmap a >> nth=0")
+    page.wait_for_selector(".heatmap >> nth=1")
+    maps = page.locator(".heatmap")
+    assert maps.nth(0).locator("td").all_inner_texts() == ["2.00"]
+    assert maps.nth(1).locator("tbody th").count() == 2
+    assert {text for text in maps.nth(1).locator("td").all_inner_texts() if text} == {"2.00"}
 
 
 def test_languages_and_colours_follow_the_reader(visit: Callable[..., Visit]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,25 @@ def test_a_folder_with_other_files_is_unchanged(database: Path, tmp_path: Path) 
     assert main(["report", str(database), "--output", str(tmp_path)]) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["index.html"]
     assert (tmp_path / "index.html").read_text() == "mine"
+
+
+def test_the_step_of_a_model_is_that_of_the_query(whole_step: Path, tmp_path: Path) -> None:
+    pages.write_site(whole_step, tmp_path / "site")
+    overview = content(tmp_path / "site", "overview")
+    cost = opatlas.open(whole_step).model("Qwen/Qwen3-0.6B", batch=64, context=4096)
+    step = overview["step"]
+    assert (step["model"], step["tp"], len(step["point"]["parts"])) == ("Qwen/Qwen3-0.6B", 1, len(cost.parts))
+    assert step["point"]["us"] == pytest.approx(cost.us, abs=0.1)
+    grid = content(tmp_path / "site", overview["models"][0]["file"])
+    axes = grid["axes"]
+    assert len(grid["points"]) == math.prod(map(len, axes.values()))
+    # The step itself is on the grid; elsewhere some parts have no rows, and so there is no total.
+    place = axes["context"].index(4096) * len(axes["batch"]) + axes["batch"].index(64)
+    assert grid["points"][place]["us"] == step["point"]["us"]
+    calls = grid["answers"]["columns"]["us_per_call"]["numbers"]
+    for point in grid["points"]:
+        lacks = any(calls[part] is None for part in point["parts"])
+        assert (point["us"] is None, point["tokens_per_s"] is None) == (lacks, lacks)
 
 
 @pytest.mark.parametrize("written", [0, 1, 3])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from opatlas.text import suggest
 if TYPE_CHECKING:
     import pandas as pd
 
-    from opatlas.ask.query.model_cost import ModelCost
+    from opatlas.ask.query.model_cost import ModelCost, PartCost
     from opatlas.ask.query.next_rows import NextRows
     from opatlas.theory.model_step import Step
 
@@ -63,6 +63,7 @@ class OpenDatabase:
         self.answers = answers
         self.path = answers.path
         self.implementations: Mapping[str, ComparedDatabase] = answers.implementations
+        self._costs: dict[Hashable, PartCost] = {}
 
     def kernel_types(self) -> list[str]:
         """Returns the kernel types that some implementation had rows of at the first question."""
@@ -283,7 +284,7 @@ class OpenDatabase:
         return ModelCost(
             facts.name,
             self.path,
-            part_costs(self.answers, stack, zip(*layouts, strict=True), tell),
+            part_costs(self.answers, stack, zip(*layouts, strict=True), tell, self._costs),
             stack=stack if everything else tuple(self.implementations[name].label for name in stack),
             step=asked,
             dtype=dtype,

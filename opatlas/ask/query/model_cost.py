@@ -7,7 +7,7 @@ type answers for that kernel type, so that neighbouring sizes have durations of 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -228,6 +228,7 @@ def part_costs(
     stack: Sequence[str],
     calls: Iterable[tuple[ModelCall, ModelCall]],
     tell: Callable[[str], object],
+    known: dict[Hashable, PartCost],
 ) -> list[PartCost]:
     """Returns the costs of the calls of a step. Rows of compositions answer where no others do.
 
@@ -235,12 +236,23 @@ def part_costs(
         stack: the implementations that answer, in their order; FASTEST for the best of all.
         calls: with weights in ND and in FRACTAL_NZ.
         tell: gets the kernel type of each call after its answer.
+        known: earlier costs of these answers, to which these are added: steps of other sizes have many calls in common.
     """
     parts = []
     for layouts in calls:
-        parts.append(_part_cost(layouts, answers, stack))
+        key = (*stack, *map(_key, layouts))
+        if key not in known:
+            known[key] = _part_cost(layouts, answers, stack)
+        parts.append(known[key])
         tell(layouts[0].kernel_type)
     return parts
+
+
+def _key(call: ModelCall) -> Hashable:
+    """Returns all that the cost of a call depends on."""
+    cells = (frozenset(each.items()) for each in (call.cells, call.nearest))
+    of_it = (call.part, call.kernel_type, call.calls, call.layers, call.twins)
+    return (*of_it, *cells, call.instead and _key(call.instead))
 
 
 def _part_cost(layouts: tuple[ModelCall, ModelCall], answers: ImplementationAnswers, stack: Sequence[str]) -> PartCost:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from math import expm1, log1p
@@ -15,14 +16,17 @@ from typing import Annotated, NamedTuple, TypeAlias
 import msgspec
 
 from opatlas.ask.query.database import OpenDatabase
-from opatlas.ask.query.model_cost import ModelCost
+from opatlas.ask.query.implementation_answers import FASTEST
+from opatlas.ask.query.model_cost import ModelCost, known_types
 from opatlas.ask.query.step_time import StepTime
 from opatlas.data.csv_files import write_text
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.files import read_safely
 from opatlas.installation import require_extra
-from opatlas.theory.model_step import Step
-from opatlas.theory.models import models_by_name
+from opatlas.theory.model_calls import step_calls
+from opatlas.theory.model_step import Step, step_memory
+from opatlas.theory.models import ModelFacts, models_by_name
+from opatlas.theory.sources import resolve_model
 
 #: A larger file is another file.
 _MOST_BYTES = 1 << 24
@@ -58,9 +62,115 @@ def step_costs(
             found.append((step, opened.model(**settings, implementation=implementation, tell=tell), ""))
         except UsageError as error:
             found.append((step, None, str(error).removeprefix(f"{step}: ")))
-    if len(found) == 1 and found[0][1] is None:
-        raise UsageError(found[0][2])
     return found
+
+
+#: The axes of a grid of decode steps. Experts are divided among 1 or all devices.
+BATCHES, CONTEXTS, DEVICES = (1, 2, 4, 8, 16, 32, 64, 128, 256), (1024, 4096, 16384), (1, 2, 4, 8)
+#: The step by which models are judged, on as few devices as hold it.
+_BATCH, _CONTEXT = 64, 4096
+
+
+@dataclass(frozen=True)
+class StepGrid:
+    """The costs of decode steps of a model.
+
+    Attributes:
+        first: the cost of a middling step on as few devices as hold it.
+        divisions: tp and ep of the devices.
+        stacks: implementations, as for `OpenDatabase.model`, by a name.
+        steps: by stack, division, context and batch, in this order.
+    """
+
+    first: ModelCost
+    divisions: Sequence[tuple[int, int]]
+    stacks: Mapping[str, Sequence[str]]
+    steps: Sequence[SweptStep]
+
+
+def answered_steps(opened: OpenDatabase, most: int, tell: Callable[[str], object]) -> list[ModelCost]:
+    """Returns the costs of a middling step of models of whose step nothing is missing, that with the most rows first.
+
+    Args:
+        most: the largest number of models.
+        tell: as for `OpenDatabase.model`.
+    """
+    steps = [step for facts in dict.fromkeys(models_by_name().values()) if (step := _middling_step(opened, facts))]
+    shares = {step: _stored_share(opened, step) for step in steps}
+    found: list[ModelCost] = []
+    for step in sorted((step for step in steps if shares[step]), key=lambda each: -shares[each]):
+        # Rows of other dtypes may not answer.
+        with suppress(OpAtlasError):
+            cost = opened.model(**msgspec.structs.asdict(step), tell=tell)
+            found += [] if cost.missing else [cost]
+        if len(found) == most:
+            break
+    return found
+
+
+def _middling_step(opened: OpenDatabase, facts: ModelFacts) -> Step | None:
+    """Returns a decode step on as few devices as hold it; None if no number of devices does."""
+    for tp, ep in _divisions(facts.name):
+        step = Step(facts.name, _BATCH, _CONTEXT, tp, ep)
+        if not _too_large(opened, step):
+            return step
+    return None
+
+
+def _too_large(opened: OpenDatabase, step: Step) -> str:
+    """Returns why a step does not fit the device; "" if it does, or if devices do not divide the model so."""
+    with suppress(UsageError):
+        memory = step_memory(resolve_model(step.model), step, opened.answers.device_fact("memory_bytes"))
+        if 0 < memory.device < memory.needed:
+            return f"does not fit the device: {memory}"
+    return ""
+
+
+def _stored_share(opened: OpenDatabase, step: Step) -> float:
+    """Returns the share of the calls of a step that have a row, in any implementation."""
+    try:
+        calls = step_calls(resolve_model(step.model), step)
+    except UsageError:
+        return 0.0
+    answers = opened.answers
+    stored = [
+        any(call.signature() in answers.stored_rows(name, by).by_signature for by in answers.implementations)
+        for call in calls
+        for name in known_types(call, answers)[:1]
+    ]
+    return sum(stored) / len(calls)
+
+
+def _divisions(model: str) -> list[tuple[int, int]]:
+    experts = resolve_model(model).experts is not None
+    return [(tp, ep) for tp in DEVICES for ep in dict.fromkeys((1, tp if experts else 1))]
+
+
+def step_grid(opened: OpenDatabase, first: ModelCost, tell: Callable[[str], object]) -> StepGrid:
+    """Returns the costs of the steps of a model on a grid, for the stack of the database, torch alone and the fastest.
+
+    Args:
+        first: the cost of a step of this model.
+        tell: as for `OpenDatabase.model`.
+    """
+    names = list(opened.implementations)
+    stacks: dict[str, Sequence[str]] = {"of the database": ()}
+    if len(names) > 1:
+        stacks |= {names[0]: (names[0],), FASTEST: (FASTEST,)}
+    divisions = _divisions(first.step.model)
+    steps = [
+        Step(first.step.model, batch, context, tp, ep)
+        for tp, ep in divisions
+        for context in CONTEXTS
+        for batch in BATCHES
+    ]
+    # Its calls need not be made to tell this.
+    too_large = {step: _too_large(opened, step) for step in steps}
+    found: list[SweptStep] = []
+    for stack in stacks.values():
+        costs = iter(step_costs(opened, [step for step in steps if not too_large[step]], stack, tell))
+        found += [(step, None, too_large[step]) if too_large[step] else next(costs) for step in steps]
+    return StepGrid(first, divisions, stacks, found)
 
 
 class _NoStep(UsageError):

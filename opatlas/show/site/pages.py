@@ -13,28 +13,33 @@ from typing import Any
 
 import pandas as pd
 
+from opatlas.ask.compare.calls import MISSING
 from opatlas.ask.compare.comparison import DatabaseComparison, compare_databases
 from opatlas.ask.compare.databases import ComparedDatabase
 from opatlas.ask.compare.states import compared_states
 from opatlas.ask.overview import read_overview
 from opatlas.ask.query.database import OpenDatabase
 from opatlas.ask.query.database import open as open_database
-from opatlas.ask.query.model_cost import ModelCost
+from opatlas.ask.query.model_cost import ModelCost, PartCost
+from opatlas.ask.query.sweep import BATCHES, CONTEXTS, answered_steps, step_grid
 from opatlas.data.csv_files import is_abandoned, write_bytes, write_text
 from opatlas.data.database import Database
 from opatlas.errors import OpAtlasError
 from opatlas.files import expect_folder
 from opatlas.installation import REPORT_PAGES, extensions
-from opatlas.progress import track
+from opatlas.progress import progress, track
 from opatlas.row.location import database_folder, parse_path
+from opatlas.row.quality import Quality
 from opatlas.row.roofline import device_peak
 from opatlas.row.versions import package_version
 
 from .rows import WORDS, MoreCells, columns_of, durations_of, moves_each_byte_once, row_table
 from .series import RunHistories, curve_cells, curves_of, predicted
 
-#: What the files of rows are called, before their numbers.
-_ROWS = "rows"
+#: What the files of rows and of steps are called, before their numbers.
+_ROWS, _STEPS = "rows", "steps"
+#: Without steps that were asked for, those of at most so many models are shown.
+_MODELS = 2
 #: The first file that is written, and the mark of a site.
 _MARK = "overview.js"
 _BOKEH_FILES = ("bokeh.min.js", "bokeh-api.min.js")
@@ -91,7 +96,8 @@ def _comparison_page(comparison: DatabaseComparison) -> dict[str, Any]:
         ours = row.calls[comparison.baseline.name]
         for rival in comparison.rivals:
             pair, theirs = row.pairs.get(rival.name), row.calls[rival.name]
-            if pair or theirs.status != ours.status:
+            # Those that neither ran, or the rival did not, are in the figures.
+            if pair or theirs.status not in (ours.status, MISSING):
                 lines.append(
                     {
                         "id": row.case_id,
@@ -123,20 +129,68 @@ def _comparison_page(comparison: DatabaseComparison) -> dict[str, Any]:
     }
 
 
-def _model_page(cost: ModelCost) -> dict[str, Any]:
-    """Returns the cost of a step of a model: the sum, its interval, and its parts."""
-    return {
-        "question": f"{cost.step}, {cost.dtype}",
-        "model": cost.model,
-        "differs": cost.differs,
-        "us": cost.us,
-        "interval_us": cost.interval_us,
-        "tokens_per_s": cost.tokens_per_s,
-        "us_by_how": cost.us_by_how(),
-        "composition_us": cost.composition_us,
-        "untold_us": cost.untold_us,
-        "parts": [{**asdict(part), "us": part.us} for part in cost.parts],
-    }
+class _Steps:
+    """Costs of steps for JavaScript: of each step a point, which names its parts by their numbers."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[PartCost, int] = {}
+
+    def point(self, cost: ModelCost | None, why: str = "") -> dict[str, Any]:
+        """Returns the time of a step and its parts, or why there is none. Without all parts there is no time."""
+        if cost is None:
+            return {"why": why}
+        time = cost.time or cost
+        low, high = time.interval_us
+        us = {"us": time.us, "low": low, "high": high, "sum": cost.us, "tokens_per_s": cost.tokens_per_s}
+        told = {name: None if cost.missing or value is None else round(value, 1) for name, value in us.items()}
+        return {**told, "parts": [self._numbers.setdefault(part, len(self._numbers)) for part in cost.parts]}
+
+    def answers(self) -> dict[str, Any]:
+        """Returns the parts as columns."""
+        parts = list(self._numbers)
+        names = ("part", "kernel_type", "calls", "us_per_call", "how", "implementation", "roofline", "reason")
+        ends = [part.interval_us or (None, None) for part in parts]
+        columns: dict[str, Sequence[Any]] = {name: [getattr(part, name) for part in parts] for name in names}
+        composed = ["yes" if part.composed else "" for part in parts]
+        return columns_of(
+            {**columns, "composed": composed, "low": [low for low, _ in ends], "high": [high for _, high in ends]}
+        )
+
+
+def _step_page(cost: ModelCost) -> dict[str, Any]:
+    """Returns a step for the overview."""
+    steps, step = _Steps(), cost.step
+    asked = {"model": cost.model, "batch": step.batch, "context": step.context, "tp": step.tp, "ep": step.ep}
+    return {**asked, "question": f"{step}", "dtype": cost.dtype, "point": steps.point(cost), "answers": steps.answers()}
+
+
+def _model_pages(
+    database: OpenDatabase, costs: Sequence[ModelCost], data: dict[str, Any]
+) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
+    """Adds the steps of models to the data: those that were asked for, else those that the rows answer.
+
+    Returns:
+        What the overview has of each model, and its step; None without models.
+    """
+    with progress("report, steps of models", None) as advance:
+        found = list(costs)
+        if not found:
+            found = answered_steps(database, _MODELS, lambda _: advance(1))
+        pages: list[dict[str, Any]] = []
+        for first in {cost.step.model: cost for cost in reversed(found)}.values():
+            grid, steps, file = step_grid(database, first, lambda _: advance(1)), _Steps(), f"{_STEPS}{len(pages):04}"
+            asked = [cost for cost in costs if cost.step.model == first.step.model]
+            start = {name: getattr(first.step, name) for name in ("batch", "context", "tp", "ep")}
+            data[file] = {
+                "axes": {"stack": [*grid.stacks], "division": grid.divisions, "context": CONTEXTS, "batch": BATCHES},
+                "points": [steps.point(cost, why) for _, cost, why in grid.steps],
+                "asked": [{"question": f"{cost.step}", "point": steps.point(cost)} for cost in asked],
+                "answers": steps.answers(),
+            }
+            facts = {"name": first.model, "file": file, "dtype": first.dtype, "layers": first.layers}
+            device = database.answers.device
+            pages.insert(0, {**facts, "device": device, "differs": first.differs, "start": start})
+    return pages, _step_page(found[0]) if found else None
 
 
 @dataclass(frozen=True)
@@ -205,19 +259,22 @@ def write_site(place: Path, folder: Path, *, against: str = "", costs: Sequence[
             tables.append(table.assign(kernel_type=kernel_type))
             facts = {"name": kernel_type, "file": file, "trend": histories.trend(of_rows.values())}
             types.append({**facts, **_facts(source, kernel_type, table)})
+    models, step = _model_pages(open_database(place), costs, data)
     overview = {
         "databases": overviews,
         "types": types,
         "pages": comparisons,
         **{name: page.content(tables) for name, page in pages.items()},
-        "models": list(map(_model_page, costs)),
+        "models": models,
+        "step": step,
+        "figures": _figures(tables),
         "runs": histories.runs,
         "newest": histories.newest(database),
         "problems": list(dict.fromkeys(problems)),
         "version": package_version("opatlas") or "",
     }
     # The overview comes first: it marks the folder as a site.
-    for path in (folder / "data").glob(f"{_ROWS}*.js"):
+    for path in (path for name in (_ROWS, _STEPS) for path in (folder / "data").glob(f"{name}*.js")):
         path.unlink()
     for name, page in {"overview": overview, **data}.items():
         _write_data(folder, name, page)
@@ -259,11 +316,31 @@ def _facts(database: OpenDatabase, kernel_type: str, table: pd.DataFrame) -> dic
         "timed": len(timed),
         "each_byte_once": moves_each_byte_once(database, kernel_type),
         "collective": kernel_type.startswith("hcom_"),
-        "median_us": float(timed.median()) if len(timed) else None,
+        "least_us": float(timed.min()) if len(timed) else None,
+        "most_us": float(timed.max()) if len(timed) else None,
+        "roofline": _median([table], "roofline"),
         "status": table["status"].value_counts().to_dict(),
         "quality": table.loc[table["quality"] != "", "quality"].value_counts().to_dict(),
         "dtypes": sorted(set(table["dtype"].dropna().astype(str))) if "dtype" in table else [],
         "implementations": list(dict.fromkeys(table["implementation"])),
+    }
+
+
+def _median(tables: Sequence[pd.DataFrame], column: str) -> float | None:
+    """Returns the median of a column of all tables that have it, of 4 digits; None without numbers."""
+    cells = [pd.to_numeric(table[column]).dropna() for table in tables if column in table]
+    known = pd.concat(cells) if cells else pd.Series(dtype=float)
+    return float(f"{known.median():.4g}") if len(known) else None
+
+
+def _figures(tables: Sequence[pd.DataFrame]) -> dict[str, Any]:
+    """Returns the numbers of the first screen, over all rows."""
+    judged = Counter(quality for table in tables for quality in table["quality"] if quality)
+    return {
+        "rows": sum(map(len, tables)),
+        "timed": int(sum(table["duration_us"].notna().sum() for table in tables)),
+        **{name: _median(tables, name) for name in ("interval", "roofline")},
+        "quiet": judged[Quality.QUIET.value] / judged.total() if judged else None,
     }
 
 

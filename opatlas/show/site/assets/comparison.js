@@ -33,13 +33,18 @@
       filters: ["rival", "kernel_type", "verdict", "baseline_status", "status"].map((each) => ({ name: each, title: shown.find((own) => own.name === each).title })),
       changed: (rows, others) => { opatlas.keep(state); if (others) draw(rows); } });
     setTimeout(() => draw(table.rows), 0);
+    const hrefOf = (type) => `#/${name}?kernel_type=${encodeURIComponent(type)}`, wanted = state.get("kernel_type") || "";
+    const type = overview.types.find((each) => each.name === wanted), overall = opatlas.typeHeatmap(found, hrefOf);
+    const maps = type ? opatlas.shapeHeatmaps(columns, new opatlas.Columns(await opatlas.load(type.file)), type, wanted) : [];
     return [
       h("h1", {}, t(name === "implementations" ? "implementations" : "comparison")),
       facts([["baseline", `${found.baseline.label}: ${found.baseline.path}`], ["fastest", counted(Object.fromEntries(
         Object.entries(found.fastest).map(([word, count]) => [word || "open", count])))]]),
       problems(found.problems),
-      ...found.rivals.map((rival) => h("section", {}, h("h2", {}, rival.label), h("p", { class: "faint" }, rival.path),
-        smallTable(titles, [line(rival.all, t("total")), ...rival.kernel_types.map((each) => line(each, linked(each.kernel_type)))]))),
+      overall ? section("speed-ups by kernel type", overall, opatlas.heatLegend()) : null,
+      wanted && maps.length ? section(`${wanted}`, ...maps) : null,
+      ...found.rivals.map((rival) => h("details", {}, h("summary", {}, `${rival.label}: ${number(rival.all.measured)} ${t("measured")}`), h("p", { class: "faint" }, rival.path),
+        smallTable(titles, [line(rival.all, t("total")), ...rival.kernel_types.filter((each) => each.measured + each.wrong + each.crashed + each.unsupported).map((each) => line(each, linked(each.kernel_type)))]))),
       h("p", { class: "faint" }, t("covered: geometric mean of the speed-ups over rows that are FAST, SLOW or SAME; deployed: with 1 for rows that the rival did not measure")),
       section("rows side by side", opatlas.legend(tones) || "", place, table.element),
     ];

@@ -55,7 +55,9 @@
 
   /** Returns a line of numbers, the newest with a point; its words tell the numbers. */
   function sparkline(values, words) {
-    const low = Math.min(...values), high = Math.max(...values), width = 84, height = 20;
+    // Noise of less than some percent is a flat line.
+    const least = Math.min(...values), most = Math.max(...values), spare = Math.max(0, most * 0.08 - (most - least)) / 2;
+    const low = least - spare, high = most + spare, width = 84, height = 20;
     const x = (i) => 3 + (values.length > 1 ? i / (values.length - 1) : 0) * (width - 6);
     const y = (value) => height - 4 - (high > low ? (value - low) / (high - low) : 0.5) * (height - 8);
     const line = values.map((value, i) => `${x(i).toFixed(1)},${y(value).toFixed(1)}`).join(" "), last = values.length - 1;

@@ -132,24 +132,6 @@
     box.dataset.drawn = String(all.length);
   };
 
-  /** Draws horizontal bars [{name, value, colour}], the first on top. Names are those of the database. */
-  opatlas.bars = async (place, bars, title, describe) => {
-    const box = h("div", { class: "plot", role: "img", "aria-label": describe, style: "min-height:0" });
-    place.replaceChildren(box);
-    await ready();
-    if (!box.isConnected) return;
-    const names = [...new Set(bars.map((bar) => bar.name))].reverse();
-    const plot = figure(title, "", { x_axis_type: "linear", y_axis_type: "auto", y_range: new Bokeh.FactorRange({ factors: names }),
-      height: 70 + 24 * names.length, tools: "save", x_range: new Bokeh.DataRange1d({ start: 0 }) });
-    const source = new Bokeh.ColumnDataSource({ data: { name: bars.map((b) => b.name), value: bars.map((b) => b.value),
-      from: bars.map((b) => b.from || 0), colour: bars.map((b) => b.colour) } });
-    plot.hbar({ y: { field: "name" }, left: { field: "from" }, right: { field: "value" }, height: 0.7, source,
-      fill_color: { field: "colour" }, line_color: null });
-    plot.below[0].formatter = new Bokeh.NumeralTickFormatter({ format: "0,0" });
-    await Bokeh.Plotting.show(plot, box);
-    box.dataset.drawn = String(bars.length);
-  };
-
   /** Returns a list of what each colour stands for. */
   opatlas.legend = (colours) => colours.size < 2 ? null : h("ul", { class: "legend" }, ...[...colours].map(([word, colour]) =>
     h("li", {}, h("span", { class: "swatch", style: `background:${colour}` }), t(String(word)))));

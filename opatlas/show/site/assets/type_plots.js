@@ -44,17 +44,17 @@
   };
 
   /** Returns the words for a curve: its sizes that other curves have not, else its shapes. */
-  function nameOf(columns, curve, row, several) {
-    if (columns.has("message_bytes")) return [columns.get("dtype", row), `${columns.get("num_devices", row)} ${t("devices")}`, ...several.slice(1)].join(", ");
+  opatlas.curveName = (columns, curve, row, several = []) => {
+    if (columns.has("message_bytes")) return [columns.get("dtype", row), `${columns.get("num_devices", row)} ${t("devices")}`, ...several.filter((name) => name !== "dtype").map((name) => columns.get(name, row))].join(", ");
     const sizes = ["batch", "n", "k", "groups"].filter((name) => columns.has(name) && columns.counts(name).length > 1);
     const shapes = columns.has("n") ? sizes.map((name) => `${titleOf(name)} ${columns.get(name, row)}`).join(", ") : columns.curves[curve].name.replace(/;+$/, "").replaceAll(";", " × ");
     return [shapes, ...several.map((name) => columns.get(name, row))].join(", ");
-  }
+  };
 
   /** Returns the curves of rows, those with colours first: of the implementation with the most rows, spread over the durations. */
-  function curvesOf(columns, rows, what) {
+  opatlas.curvesOf = (columns, rows, what) => {
     const found = new Map();
-    for (const row of rows) {
+    for (const row of columns.has("curve") ? rows : []) {
       const curve = columns.get("curve", row);
       if (curve !== null && columns.get(what, row) > 0) found.set(curve, [...(found.get(curve) || []), row]);
     }
@@ -68,9 +68,9 @@
     if (wanted.length > COLOURED) wanted = Array.from({ length: COLOURED }, (_, i) => wanted[Math.round(i * (wanted.length - 1) / (COLOURED - 1))]);
     const colours = [...opatlas.colours(wanted.map((curve) => curve.number)).values()];
     const several = ["dtype", "implementation"].filter((name) => new Set(wanted.map((curve) => columns.get(name, curve.rows[0]))).size > 1);
-    wanted.forEach((curve, i) => Object.assign(curve, { colour: colours[i], name: nameOf(columns, curve.number, curve.rows[0], several) }));
+    wanted.forEach((curve, i) => Object.assign(curve, { colour: colours[i], name: opatlas.curveName(columns, curve.number, curve.rows[0], several) }));
     return [...wanted, ...curves.filter((curve) => !wanted.includes(curve))];
-  }
+  };
 
   /** Returns the sizes at which most curves step up: the first rows of a new tile. */
   function stepsOf(curves) {
@@ -125,7 +125,7 @@
     }
 
     function drawCurves() {
-      const curves = curvesOf(columns, rows, chosen.y), named = curves.filter((curve) => curve.colour);
+      const curves = opatlas.curvesOf(columns, rows, chosen.y), named = curves.filter((curve) => curve.colour);
       legend.replaceChildren(h("ul", { class: "legend" }, ...named.map((curve) => h("li", {}, h("button", { type: "button", title: t("only this curve"), onclick: () => choose(`curve=${curve.number}`) },
         h("span", { class: "swatch", style: `background:${curve.colour}` }), curve.name))),
         curves.length > named.length ? h("li", { class: "faint" }, `${t("grey")}: ${number(curves.length - named.length)} ${t("others; a filter shows them")}`) : null));
