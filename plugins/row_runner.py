@@ -154,9 +154,7 @@ class RowRunner:
             # and a row that still waits for its device is not late.
             if context.settings.in_process or self.scheduler().at_once > 1 or context.waits.interrupted:
                 raise
-            return outcome_of(
-                RanTooLong(f"the wait for it was interrupted, and its process ended: {exception_line(error)}")
-            )
+            return outcome_of(RanTooLong(f"the wait was interrupted, and its process ended: {exception_line(error)}"))
         except ReplayError as error:
             # A body in this process refused its row, or a cell does not say which group the row needs. A debugger stops
             # where the error was raised; otherwise the message is enough.

@@ -21,7 +21,7 @@ from opatlas.installation import SCHEDULERS, extensions
 from opatlas.options import Scope
 from opatlas.row import versions as software
 from opatlas.row.columns import CACHE_STATE, IMPLEMENTATION, INSTRUMENT, RUN_ID
-from opatlas.row.location import DEFAULT_NPU_DEVICE, ROOT, beside, expect_npu, implementation_path, public_version, slug
+from opatlas.row.location import ROOT, beside, expect_npu, implementation_path, public_version, slug
 from opatlas.row.status import UpdateMode
 from opatlas.row.table import Row
 from opatlas.run.devices.device import DeviceSpec, available_devices, database_name, device_kinds, kind_named
@@ -149,10 +149,7 @@ def _profiled_devices(name: str | None, database: str | None) -> list[DeviceSpec
     if npu.is_present():
         return available_devices(npu.name)
     if not database:
-        raise pytest.UsageError(
-            f"--prof-path: name the NPU that was profiled with --device ({DEFAULT_NPU_DEVICE}, ...), "
-            f"or its database with --database-path"
-        )
+        raise pytest.UsageError("--prof-path: name the profiled NPU with --device, or its database (--database-path)")
     return [DeviceSpec(npu.name)]
 
 

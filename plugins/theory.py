@@ -86,10 +86,7 @@ class Theory:
         catalog = built_in_catalog()
         budget_bytes = int(option.max_hbm_gb * GB)
         if budget_bytes <= FLUSH_BUFFER_BYTES:
-            raise OpAtlasError(
-                f"--max-hbm-gb {option.max_hbm_gb:g}: no row fits, because the buffer that flushes the cache takes "
-                f"{FLUSH_BUFFER_BYTES / GB:g} GB: give more"
-            )
+            raise OpAtlasError(f"--max-hbm-gb: the flush buffer alone takes {FLUSH_BUFFER_BYTES / GB:g} GB: give more")
         try:
             targets = resolve_targets(option.target_models)
         except TargetError as error:
@@ -135,10 +132,7 @@ class Theory:
                 refuse(self._config, THEORY_ROWS, "theory rows are added by `pytest shapes/`")
             return
         if replays and not option.collectonly:
-            raise pytest.UsageError(
-                "`pytest shapes/` adds rows to the database that replays measure: run `pytest shapes/ --read-only` to "
-                "see which, then `pytest shapes/`, then the replays"
-            )
+            raise pytest.UsageError("`pytest shapes/` adds rows for replays: run it first, alone (see --read-only)")
         if option.calls:
             of_patterns = [each for each in THEORY_ROWS if each.name not in ("--calls", "--max-hbm-gb")]
             refuse(self._config, of_patterns, "--calls names the rows")

@@ -121,7 +121,7 @@ LATENT = _fused(
         "k": _KEYS,
         "heads": {
             "from": "latent",
-            "generic": {"q": [4, 16, 32], "lora": [512], "nope": [128], "rope": [64], "v": [128]},
+            "generic": {"q": [1, 2, 4, 8, 16, 32], "lora": [512], "nope": [128], "rope": [64], "v": [128]},
         },
     },
     let=_PAGES,
@@ -152,7 +152,7 @@ SPARSE = {
         "s": _SEQUENCES,
         "t": _QUERIES,
         "k": _KEYS,
-        "heads": {"from": "sparse", "generic": {"q": [4, 16], "lora": [512], "rope": [64], "top": [2048]}},
+        "heads": {"from": "sparse", "generic": {"q": [1, 2, 4, 8, 16], "lora": [512], "rope": [64], "top": [2048]}},
     },
     "let": _PAGES,
     "where": _BOUNDS,

@@ -212,8 +212,5 @@ def expect_comparable(databases: Sequence[tuple[str, Iterable[Manifest]]]) -> No
             found = frozenset(map(fact, origins)) - {""}
             if known and not found <= known:
                 ours, theirs = (f"{where} {', '.join(sorted(facts))}" for facts in (found, known))
-                raise OpAtlasError(
-                    f"{name} was measured {ours}, {holder} {theirs}: these durations are not comparable; combine it "
-                    "into a TARGET of its own, or add --mixed"
-                )
+                raise OpAtlasError(f"{name} was measured {ours}, {holder} {theirs}: combine it apart, or add --mixed")
             known, holder = (known, holder) if known else (found, name)

@@ -293,10 +293,7 @@ def check_same_software(earlier: Sequence[IngestManifest], device: str | None, v
         }
         if before and fact not in before:
             captured = ", ".join(f"{other} ({run_id})" for other, run_id in before.items())
-            raise OpAtlasError(
-                f"these captures are of {name} {fact}, earlier ones of {name} {captured}: "
-                f"name another --database-path for these, or add --mixed"
-            )
+            raise OpAtlasError(f"captures of {name} {fact}, not {captured}: give another --database-path, or --mixed")
 
 
 def unknown_facts(earlier: IngestManifest, device: str | None, versions: Versions) -> str:

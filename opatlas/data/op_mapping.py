@@ -134,9 +134,7 @@ def read_text(path: Path) -> str:
 
 
 def _unreadable(path: Path, error: Exception) -> OpAtlasError:
-    return OpAtlasError(
-        f"{path} cannot be read ({' '.join(str(error).split())}): repair it, or move it out of the database"
-    )
+    return OpAtlasError(f"{path} cannot be read ({' '.join(str(error).split())}): repair or remove it")
 
 
 def parse_mapping(text: bytes) -> OpMapping:

@@ -318,7 +318,4 @@ class RowChoice:
     def expect(self, found: int, where: str) -> None:
         """Raises OpAtlasError if names were given and `found` is 0; `where` names the place of the search."""
         if self.names and not found:
-            raise OpAtlasError(
-                f"no row of {where} is named {' or '.join(self.names)}: give a kernel type, or a part of an id as "
-                f"`opatlas bench --collect-only -q` shows them"
-            )
+            raise OpAtlasError(f"no row of {where} is named {' or '.join(self.names)}: give a kernel type or an id")

@@ -29,10 +29,7 @@ def msprof_executable() -> str:
     """Returns the path of msprof. Raises DeviceGone if it is not on PATH."""
     found = shutil.which("msprof")
     if found is None:
-        raise DeviceGone(
-            "msprof is not on PATH: source CANN's set_env.sh (such as /usr/local/Ascend/ascend-toolkit/set_env.sh), "
-            "or choose another --instrument"
-        )
+        raise DeviceGone("msprof is not on PATH: source CANN's set_env.sh, or choose another --instrument")
     return found
 
 

@@ -288,10 +288,7 @@ class Replay(RowReplay):
         real = {slot.dtype for slot in row.input_slots if (known := known_dtype(slot.dtype)) and known.is_float}
         # Nothing casts a kernel's result to the dtype that all its inputs have: the call is wrong.
         if not computed.is_floating_point or real != {row.output_slots[0].dtype}:
-            raise Unsupported(
-                f"output 0 of {row.kernel_type} is {computed} from {name}, and {dtype} in the row: a Cast that graph "
-                "mode fuses into a kernel is not replayed"
-            )
+            raise Unsupported(f"output 0 is {computed} from {name}, {dtype} in the row: a fused Cast is not replayed")
 
     def _missing_outputs(
         self, name: str, found: Results, results: Callable[[Results], Results], slots: Sequence[int | None] | None

@@ -313,10 +313,7 @@ def _expect_known_keys(text: Mapping[str, Any], known: set[str]) -> None:
         if not value or key.startswith("_") or key in _MATTERS_NOT or _ALIASES.get(key, key) in known:
             continue
         if _MAY_MATTER.fullmatch(key):
-            raise ValidationError(
-                f"{key} is {json.dumps(value)[:60]}, which is not known of this model_type and may decide its calls: "
-                f"remove the key if it does not"
-            )
+            raise ValidationError(f"{key} {json.dumps(value)[:60]} is not known: remove it if it decides no call")
 
 
 def _dtype(places: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -347,7 +347,4 @@ def _expect_visible() -> None:
     if torch.cuda.device_count():
         return
     visible = os.environ.get(KIND.visible)
-    raise OpAtlasError(
-        f"torch.cuda finds no GPU ({KIND.visible} is {visible!r}): check with nvidia-smi that the driver is "
-        f"new enough for this torch's CUDA {torch.version.cuda}"
-    )
+    raise OpAtlasError(f"no GPU ({KIND.visible}={visible!r}): see nvidia-smi; torch has CUDA {torch.version.cuda}")

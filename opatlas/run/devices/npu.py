@@ -354,10 +354,7 @@ def import_torch_npu() -> ModuleType:
         return import_module("torch_npu")
     except ModuleNotFoundError as error:
         if error.name == "torch_npu":
-            raise TorchNpuMissing(
-                f"torch_npu is not installed in this Python: pip install torch_npu=={_torch() or 'VERSION'}, "
-                f"the version of torch"
-            ) from None
+            raise TorchNpuMissing(f"torch_npu is missing: pip install torch_npu=={_torch() or 'VERSION'}") from None
         if error.name is None:
             raise TorchNpuMissing(_import_message(f"{error}")) from error
         raise TorchNpuMissing(f"torch_npu needs {error.name}: pip install {_distribution(error.name)}") from None

@@ -121,12 +121,8 @@ def missing_kernel(text: str) -> ReplayError | None:
         return Unsupported(missing) if is_environment_set() else MissingPrecondition(f"{missing}: {remedy()}")
     if _NO_ATB.search(text):
         if "undefined symbol" in text:
-            return MissingPrecondition(
-                "ATB does not fit torch_npu (undefined symbol): install the NNAL package of this CANN and torch_npu"
-            )
-        return MissingPrecondition(
-            f"libatb.so is not found: install NNAL, and source its set_env.sh ({_ATB_ENVIRONMENT}) before pytest"
-        )
+            return MissingPrecondition("ATB does not fit torch_npu (undefined symbol): install the NNAL of this CANN")
+        return MissingPrecondition(f"libatb.so is not found: install NNAL, and source {_ATB_ENVIRONMENT}")
     return None
 
 
