@@ -31,7 +31,7 @@ test: $(VENV)/.installed-for-tests
 ifeq ($(T),tests)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	MYPY_NUM_WORKERS=2 $(BIN)/mypy
+	$(BIN)/mypy
 endif
 	$(PYTEST) -m "$(MARKS)" $(ARGS)
 

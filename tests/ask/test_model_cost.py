@@ -333,6 +333,22 @@ def test_served_times_are_compared_and_points_left_out_are_listed(
     assert re.search(r"\br: [^,]* q, w, q again, [^,]*\ball\b", told)
 
 
+def test_points_that_rest_on_compositions_of_operators_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No engine runs them: rows of linear attention by torch made steps of Qwen3.5 twice as long as served ones."""
+    monkeypatch.setattr(ImplementationAnswers, "device", "NVIDIA_H200")
+    place, served = database(tmp_path / "db"), tmp_path / "served.csv"
+    point = {"model": "q", "hf_id": MODEL, "engine": "vllm", "gpu": "H200", "tp": 2, "ep": 1, "dp": 1}
+    point |= {"weights": "bf16", "kv": "", "concurrency": 64, "mean_context": 4096, "tpot_ms": 1.0, "kv_load": 0.5}
+    pd.DataFrame([point]).to_csv(served, index=False)
+    for share, left_out in ((0.05, 0), (0.5, 1)):
+        monkeypatch.setattr(opatlas.ModelCost, "composition_us", property(lambda own, share=share: own.us * share))
+        main(["model", "all", str(place), "--against", str(served), "--json"])
+        found = json.loads(capsys.readouterr().out)
+        assert (len(found["points"]), len(found["refused"])) == (1 - left_out, left_out)
+
+
 def windowed(folder: Path) -> str:
     """A config.json of experts in MXFP4, with sliding windows and attention sinks."""
     sizes = {"hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 1024}

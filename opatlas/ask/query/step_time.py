@@ -82,7 +82,7 @@ class StepConstants:
 #: By the name of a device, in the order of the fields.
 CONSTANTS: Mapping[str, StepConstants] = {
     "NVIDIA_H200": StepConstants(
-        0.347, 32.8, 0.174, 0.0128, 0.0337, 3.69, 4.63, 0.488, 294.5, 0.263, 0.309, 0.017, 0.391
+        0.349, 32.8, 0.224, 0.0117, 0.0329, 3.69, 4.63, 0.488, 294.5, 0.241, 0.299, 0.020, 0.391
     )
 }
 

@@ -34,6 +34,8 @@ _MOST_BYTES = 1 << 24
 _MOST_LOAD = 0.9
 #: Below this mean duration of a call the host, or the launch of kernels, decides how long a step takes.
 _HOST_BOUND_US = 6.0
+#: Above this share of a step, compositions of torch's operators, which no engine runs, decide its time.
+_MOST_COMPOSED = 0.1
 _DTYPES = {
     "fp8": "FLOAT8_E4M3FN",
     "fp8_block": "FLOAT8_E4M3FN",
@@ -332,6 +334,8 @@ def served_costs(
             calls = sum(part.calls for part in cost.parts if part.us is not None)
             if cost.us < _HOST_BOUND_US * calls:
                 raise _NoStep(f"host-bound: calls of less than {_HOST_BOUND_US:g} us")
+            if cost.composition_us > _MOST_COMPOSED * cost.us:
+                raise UsageError(f"compositions of operators: {cost.composition_us / cost.us:.0%} of the step")
             found.points.append(ComparedPoint(point, cost))
         except UsageError as error:
             (found.dropped if isinstance(error, _NoStep) else found.refused).append((point, str(error)))
