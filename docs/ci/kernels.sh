@@ -45,8 +45,9 @@ compare() {
     # shellcheck disable=SC2086 # the pattern of the folder of a version
     opatlas compare $baseline "$OUT/rows/implementations/$NAME"-* --fail-slower "$SLOWER" --format markdown || failed=1
     printf '\n<details><summary>Where the most time is lost</summary>\n\n'
+    # A model that does not answer is no fault of the kernels.
     opatlas diagnose "$OUT/rows/implementations/$NAME"-* --row 1 --output "$OUT/advice" --format markdown \
-      ${MODELS:+--models "$MODELS"} || failed=1
+      ${MODELS:+--models "$MODELS"} || printf '\nThe diagnosis ended early: see the log.\n'
     printf '\n</details>\n\n'
   } > "$OUT/report.md"
 }

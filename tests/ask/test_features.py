@@ -27,7 +27,8 @@ def test_groups_without_rows_are_not_read() -> None:
     weight = 2 * 1024 * 512
     assert 2 * weight < few.work[0] < 3 * weight
     assert 64 * weight < many.work[0] < 66 * weight
-    assert few.work[1] == 2 * 2 * 1024 * 512
+    # Each core has a tile, or none.
+    assert few.work[1] == 2 * 64 * 128 * 1024
 
 
 @pytest.mark.parametrize(
@@ -36,7 +37,21 @@ def test_groups_without_rows_are_not_read() -> None:
 def test_random_routing_begins_tiles_that_it_does_not_fill(load: str, filled: float) -> None:
     """128 rows of each of 128 experts fill its tile of 128; of random ones half have more."""
     found = features("GroupedMatmul", "16384,64;128,64,64", "16384,64", **{"Expert Load": load})
-    assert found.fills[-1] == pytest.approx(filled, abs=0.01)
+    assert found.fills[0] == pytest.approx(filled, abs=0.01)
+
+
+def test_products_of_experts_have_larger_tiles_from_129_rows_of_each_expert_on() -> None:
+    few, more = (features("GroupedMatmul", f"{8 * rows},64;8,64,256", f"{8 * rows},256") for rows in (128, 129))
+    assert (few.fills[0], more.fills[0]) == (1, 129 / 256)
+    assert few.regime != more.regime
+
+
+def test_a_drawn_load_has_whole_experts() -> None:
+    """Of 32 experts 3 rows take 2.9 on average, and in the draw of a replay 3."""
+    drawn, equal = (
+        features("GroupedMatmul", "3,1024;32,1024,512", "3,512", **{"Expert Load": load}) for load in ("random", "")
+    )
+    assert drawn.work == equal.work
 
 
 @pytest.mark.parametrize(

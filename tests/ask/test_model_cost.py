@@ -172,6 +172,10 @@ def test_random_routing_asks_for_rows_with_that_load_then_for_equal_ones(tmp_pat
     assert [load for _, load in parts("other sizes", *equal, *others)] == ["random", "random"]
     assert "other loads" in notes[-1]
     assert [load for _, load in parts("both", *equal, *loaded, routing="equal")] == ["", ""]
+    # Equal rows that the implementation refuses do not replace what those of other sizes tell.
+    sizes = [{**row, "Expert Load": ""} for row in others]
+    refused = [{**row, "Average Duration(us)": "", "Status": "unsupported"} for row in equal]
+    assert [us is not None and load for us, load in parts("refused", *refused, *sizes)] == ["random", "random"]
 
 
 def test_a_part_has_the_note_of_its_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

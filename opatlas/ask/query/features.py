@@ -41,8 +41,11 @@ _LAYOUTS = ("TND", "BNSD")
 _ROPE_OF_TABLE = "_triton_rope"
 #: Rows and columns of the tiles of a product for which the fill of the last wave is a feature.
 _TILES = ((64, 128), (128, 128), (128, 256))
-#: Rows of the tiles of a product of experts whose fill is a feature.
-_ROWS_OF_EXPERTS = (64, 128)
+#: Tiles of products of experts by torch: small ones up to so many rows of each expert, or columns, and narrow products
+#: in one byte; the rows and columns of the clusters of small, usual and narrow ones, of operands of two bytes and one
+#: (aten/src/ATen/native/cuda/GroupMM.cu, ScaledGroupMM.cu). A cluster has 2 cores, or 4.
+_SMALL, _NARROW = 128, 2048
+_CLUSTERS = {2: ((128, 128), (256, 256)), 1: ((128, 256), (256, 256), (256, 512))}
 #: Elements that a group of threads takes: kernels write the last, partial one element by element.
 _GROUP = 1024
 #: Attention: queries of a tile of a prompt, keys that are read at once, of a contiguous and of a paged cache; keys that
@@ -104,16 +107,13 @@ def row_features(kernel_type: str, cells: Mapping[str, str], cores: int) -> RowF
         done = 2.0 * product.batch * product.m * product.n * product.k
         logs = tuple(map(math.log2, (product.m, product.n, product.k, product.batch, done / moved)))
         dims = (product.m, product.n, product.k, product.batch)
-        # One after the other, a core adds up k products.
-        work = (moved, done, float(product.k))
+        # A core adds up k products for each of its tiles, one after the other.
+        waves = math.ceil(product.batch * math.ceil(product.m / 128) * math.ceil(product.n / 128) / cores)
+        work = (moved, done, float(product.k * waves))
         return RowFeatures(work, logs, tuple(_fills(product.m, product.n, product.batch, cores)), regime, dims)
     grouped = grouped_sizes(kernel_type, inputs)
     if grouped is not None:
-        load = " ".join(cells.get(EXPERT_LOAD, "").lower().split())
-        if load:
-            regime += "|counted" if load[0].isdecimal() else f"|{load}"
-        dims = (grouped.m, grouped.n, grouped.k, grouped.groups)
-        return RowFeatures(*_of_groups(grouped, load, inputs[1], moved), regime, dims)
+        return _of_groups(grouped, cells, inputs[1], moved, cores, regime)
     attention = attention_sizes(kernel_type, inputs, cells)
     if attention is not None:
         layout = cells.get(RUNTIME_PREFIX + "input_layout", "").strip()
@@ -121,6 +121,12 @@ def row_features(kernel_type: str, cells: Mapping[str, str], cores: int) -> RowF
         dims = (attention.queries, attention.sequences, attention.keys, attention.heads, attention.kv_heads)
         return RowFeatures(*_of_attention(attention, cores), f"{regime}|{layout}|{decode}", dims)
     return RowFeatures(*_generic(slots, outputs, moved), regime, dims)
+
+
+def kind_of_load(cells: Mapping[str, str]) -> str:
+    """Returns the Expert Load of a row; "counted" where it has the number of rows of each expert."""
+    load = " ".join(cells.get(EXPERT_LOAD, "").lower().split())
+    return "counted" if load[:1].isdecimal() else load
 
 
 def _regime(inputs: Sequence[Slot], outputs: Sequence[Slot]) -> str:
@@ -145,40 +151,56 @@ def _fills(m: int, n: int, batch: int, cores: int) -> list[float]:
 
 
 def _of_groups(
-    sizes: GroupedSizes, load: str, weights: Slot, moved: float
-) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
+    sizes: GroupedSizes, cells: Mapping[str, str], weights: Slot, moved: float, cores: int, regime: str
+) -> RowFeatures:
+    """The work has bytes, the operations of the core with the most tiles, and experts with rows.
+
+    Kinds of tiles are regimes of their own, and loads are not.
+    """
     # This import takes as long as that of features.
     from opatlas.run.inputs.experts import load_shares, used_experts
 
-    used = used_experts(load, sizes.groups, sizes.m) if load else float(min(sizes.groups, sizes.m))
-    shares = Counter((load and load_shares(load, sizes.groups, sizes.m)) or [1 / used] * int(used))
-    drawn = bool(load) and not load[0].isdecimal()
-    tiles = [_tiles_of_experts(shares, sizes.m, size, drawn=drawn) for size in _ROWS_OF_EXPERTS]
-    fills = [sizes.m / size / each for size, each in zip(_ROWS_OF_EXPERTS, tiles, strict=True)]
+    shares = load_shares(cells.get(EXPERT_LOAD, ""), sizes.groups, sizes.m)
+    drawn = shares is not None and kind_of_load(cells) != "counted"
+    shares = shares or [1 / min(sizes.groups, sizes.m)] * min(sizes.groups, sizes.m)
+    # Of several draws a replay takes one with that many.
+    used = max(round(used_experts(shares, sizes.m)), 1) if drawn else sum(share > 0 for share in shares)
+    dtype = known_dtype(weights.dtype)
+    width = 1 if dtype is not None and dtype.bytes == 1 else 2
+    kind = _kind_of_tiles(sizes, width)
+    rows, columns = _CLUSTERS[width][kind]
+    of_rows = used + sum(
+        count * _further_tiles(share, sizes.m, rows, drawn=drawn) for share, count in Counter(shares).items()
+    )
+    share_of_waves = of_rows * math.ceil(sizes.n / columns) * 4 / width / cores
+    waves = math.ceil(share_of_waves)
     # Weights of groups without rows are not read.
     read = max(moved - _rough_bytes((weights,)) * (1 - used / sizes.groups), 1.0)
     done = 2.0 * sizes.m * sizes.n * sizes.k
-    numbers = (sizes.m, sizes.n, sizes.k, sizes.groups, used, sizes.m / used, done / read)
-    return (read, done, used), tuple(map(math.log2, numbers)), tuple(fills)
+    largest = max(shares) * used
+    numbers = (sizes.m, sizes.n, sizes.k, sizes.groups, used, sizes.m / used, done / read, waves, largest)
+    fills = (sizes.m / rows / of_rows, share_of_waves / waves, float(drawn))
+    work = read, 2.0 * waves * rows * columns * width / 4 * sizes.k, float(used)
+    dims = (sizes.m, sizes.n, sizes.k, sizes.groups)
+    return RowFeatures(work, tuple(map(math.log2, numbers)), fills, f"{regime}|{kind}", dims)
 
 
-def _tiles_of_experts(shares: Mapping[float, int], rows: int, size: int, *, drawn: bool) -> float:
-    """Returns how many tiles of `size` rows the rows of all experts begin, on average if they are drawn.
+def _kind_of_tiles(sizes: GroupedSizes, width: int) -> int:
+    """Returns whether torch takes small tiles (0), usual ones (1), or those for narrow products in one byte (2)."""
+    each = sizes.m // sizes.groups
+    if each <= _SMALL or sizes.n <= _SMALL:
+        return 0
+    return 1 if width == 2 or sum(size >= _NARROW for size in (each, sizes.n, sizes.k)) > 1 else 2
 
-    Args:
-        shares: how many experts have each share of the rows.
-    """
-    total = 0.0
-    for share, count in shares.items():
-        mean = share * rows
-        if not drawn:
-            total += count * math.ceil(round(mean, 6) / size)
-            continue
-        deviation = math.sqrt(2 * mean * (1 - share)) or 1.0
-        later = range(1, int((mean + 4 * deviation) / size) + 1)
-        more = sum(math.erfc((each * size + 0.5 - mean) / deviation) / 2 for each in later)
-        total += count * (1 - (1 - share) ** rows + more)
-    return total
+
+def _further_tiles(share: float, rows: int, size: int, *, drawn: bool) -> float:
+    """Returns how many tiles of `size` rows an expert begins after its first, on average if its rows are drawn."""
+    mean = share * rows
+    if not drawn:
+        return max(math.ceil(round(mean, 6) / size) - 1, 0)
+    deviation = math.sqrt(2 * mean * (1 - share)) or 1.0
+    later = range(1, int((mean + 4 * deviation) / size) + 1)
+    return sum(math.erfc((each * size + 0.5 - mean) / deviation) / 2 for each in later)
 
 
 def _of_attention(sizes: AttentionSizes, cores: int) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
@@ -304,10 +326,11 @@ def kernel_work(kernel_type: str, cells: Mapping[str, str]) -> Work | None:
         return work
     try:
         inputs, _ = row_slots(kernel_type, cells)
-        features = row_features(kernel_type, cells, 1) if grouped_sizes(kernel_type, inputs) is not None else None
-        if features is not None:
-            moved, operations, _ = features.work
-            return Work(int(moved), int(moved), int(operations), inputs[0].dtype)
+        grouped = grouped_sizes(kernel_type, inputs)
+        features = row_features(kernel_type, cells, 1) if grouped is not None else None
+        if grouped is not None and features is not None:
+            moved = int(features.work[0])
+            return Work(moved, moved, 2 * grouped.m * grouped.n * grouped.k, inputs[0].dtype)
     except OpAtlasError:
         return None
     if kernel_type in ATTENTION_TYPES and not (cells.get(_LENGTHS) and cells.get(_LAYOUT, "").startswith(_LAYOUTS)):

@@ -276,8 +276,9 @@ def _part_cost(layouts: tuple[ModelCall, ModelCall], answers: ImplementationAnsw
             found, load = captured, Source.CAPTURED.value
     if call.nearest and (found is None or found[1].other_dtypes or found[1].other_load):
         plain, in_nz = (replace(each, cells=each.nearest) for each in layouts)
-        found, load = answer_call((plain, in_nz), answers, stack), load and "equal"
-        found = found and (found[0], replace(found[1], other_dtypes=found[1].other_dtypes or not load))
+        if nearest := answer_call((plain, in_nz), answers, stack):
+            load = load and "equal"
+            found = nearest[0], replace(nearest[1], other_dtypes=nearest[1].other_dtypes or not load)
     if call.instead and (found is None or found[1].other_dtypes):
         instead = _part_cost((call.instead, call.instead), answers, stack)
         if instead.how != MISSING:

@@ -20,7 +20,7 @@ import platformdirs
 from threadpoolctl import ThreadpoolController
 
 from opatlas.ask.query.answering_rows import AnsweringRows
-from opatlas.ask.query.features import RowFeatures, row_features
+from opatlas.ask.query.features import RowFeatures, kind_of_load, row_features
 from opatlas.ask.query.kernel_model import LEAST_ROWS, OWN_ROWS, Asked, Fit, KernelModel
 from opatlas.ask.query.question import How, UsedRow
 from opatlas.data.csv_files import write_bytes
@@ -148,15 +148,14 @@ class Predictor:
 
     def other_loads(self, cells: Mapping[str, str]) -> tuple[str, bool]:
         """Returns a note where rows of other loads predict a row too, and whether its own are too few for a model."""
-        asked = self._features_of(cells)
-        alike = 0 if asked is None else self._rows_of_regime[asked.regime]
+        alike = self._rows_of_load[kind_of_load(cells)]
         if alike < LEAST_ROWS:
             return "few rows have this load: from others too", True
-        return "from rows of other loads or dtypes too" if alike < min(OWN_ROWS, len(self._features)) else "", False
+        return "from rows of other loads too" if alike < min(OWN_ROWS, len(self._features)) else "", False
 
     @cached_property
-    def _rows_of_regime(self) -> Counter[str]:
-        return Counter(each.regime for each in self._features)
+    def _rows_of_load(self) -> Counter[str]:
+        return Counter(kind_of_load(self._rows.row_cells(i)) for i in self._positions.tolist())
 
     def _features_of(self, cells: Mapping[str, str]) -> RowFeatures | None:
         return row_features(self._rows.kernel_type, cells, self._cores)

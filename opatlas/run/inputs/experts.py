@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -54,16 +54,11 @@ def load_shares(load: str, experts: int, rows: int) -> list[float] | None:
     return [weight / total for weight in weights]
 
 
-def used_experts(load: str, experts: int, rows: int) -> float:
-    """Returns how many experts have rows on average; of a cell that is no load, how many may have some.
+def used_experts(shares: Iterable[float], rows: int) -> float:
+    """Returns how many experts have rows on average, of rows that are drawn by shares.
 
     Rows are drawn with replacement, as stored rows were: of distinct choices of tokens slightly more have rows.
     """
-    shares = load_shares(load, experts, rows)
-    if shares is None:
-        return min(experts, rows)
-    if "," in load:
-        return sum(share > 0 for share in shares)
     return sum(1 - (1 - share) ** rows for share in shares)
 
 

@@ -274,7 +274,7 @@ class ReplayRow(RowSlots):
             odds, generator = torch.tensor(shares, dtype=torch.float64), torch.Generator().manual_seed(self.seed)
             sizes = (odds * total).round().long()
             if not load[0].isdecimal():
-                odds, used = odds[torch.randperm(groups, generator=generator)], used_experts(load, groups, total)
+                odds, used = odds[torch.randperm(groups, generator=generator)], used_experts(shares or (), total)
                 drawn = torch.multinomial(odds.expand(_DRAWS, -1), max(total, 1), replacement=True, generator=generator)
                 draws = [each[:total].bincount(minlength=groups) for each in drawn]
                 sizes = min(draws, key=lambda each: abs(int(each.count_nonzero()) - used))

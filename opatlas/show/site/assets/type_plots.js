@@ -75,10 +75,11 @@
   /** Returns the sizes at which most curves step up: the first rows of a new tile. */
   function stepsOf(curves) {
     const jumps = new Map();
-    for (const { x, y } of curves) {
-      for (let i = 1; i < x.length; i++) if (x[i] / x[i - 1] <= BESIDE) jumps.set(x[i], [...(jumps.get(x[i]) || []), y[i] / y[i - 1]]);
+    for (const { x, y, low, high } of curves) {
+      // Steps within the intervals are noise.
+      for (let i = 1; i < x.length; i++) if (x[i] / x[i - 1] <= BESIDE) jumps.set(x[i], [...(jumps.get(x[i]) || []), low[i] > high[i - 1] ? y[i] / y[i - 1] : 1]);
     }
-    return [...jumps].filter(([, ratios]) => ratios.length > Math.min(2, curves.length - 1) && ratios.filter((ratio) => ratio > STEP).length > ratios.length / 3).map(([x]) => x).sort((one, other) => one - other);
+    return [...jumps].filter(([, ratios]) => ratios.length > Math.min(2, curves.length - 1) && ratios.filter((ratio) => ratio > STEP).length >= ratios.length / 5).map(([x]) => x).sort((one, other) => one - other);
   }
 
   /** Makes the plots of a kernel type, and returns what draws rows in them. choose(words): filters by words. */
