@@ -145,12 +145,6 @@ MISTAKES: list[tuple[str, str, Callable[..., Any]]] = [
         "mean kept",
         lambda *a: (impl.rms_norm(a[0], a[2], epsilon=1e-5)[0] + a[3], *impl.layer_norm(*a)[1:]),
     ),
-    ("HcPre", "one step", lambda *a: impl.hc_pre(*a[:5], 1, *a[6:])),
-    ("HcPre", "weights up to 1", lambda *a: replaced(1, impl.hc_pre(*a)[1] / 2, impl.hc_pre(*a))),
-    ("HcPre", "matrix transposed", lambda *a: replaced(2, impl.hc_pre(*a)[2].mT.contiguous(), impl.hc_pre(*a))),
-    ("HcPost", "matrix not transposed", lambda x, streams, post, comb: impl.hc_post(x, streams, post, comb.mT)),
-    ("HcPost", "result alone", lambda x, streams, post, comb: impl.hc_post(x, streams * 0, post, comb)),
-    ("HcPost", "other streams", lambda x, streams, post, comb: impl.hc_post(x, streams.flip(-2), post, comb)),
     ("LpNormV2", "sum of sizes", lambda x, order, axes, keepdim, dtype: x.abs().sum(axes, keepdim)),
     # Quantization.
     (
@@ -191,16 +185,6 @@ MISTAKES: list[tuple[str, str, Callable[..., Any]]] = [
         "MoeGatingTopKSoftmax",
         "weights add up to 1",
         lambda x, _, k: scaled_first(impl.moe_gating_top_k_softmax(x, _, k)),
-    ),
-    ("SwigluGroupQuant", "not weighed", lambda x, w, *a, **o: impl.swiglu_group_quant(x, None, *a, **o)),
-    ("SwigluGroupQuant", "halves exchanged", lambda x, *a, **o: impl.swiglu_group_quant(x.roll(256, -1), *a, **o)),
-    (
-        "SwigluGroupQuant",
-        "other groups",
-        lambda x, w, i, dtype, **o: (
-            y := impl.swiglu_group_quant(x, w, i, dtype, **o | {"group_size": 64}),
-            (y[0], y[1][:, ::2].contiguous(), y[2]),
-        )[1],
     ),
     ("HistogramV2", "of the rest", lambda x, *a: x.numel() - impl.histc(x, *a)),
     ("HistogramV2", "next expert", lambda *a: impl.histc(*a).roll(1)),

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from mistakes import replaced
 from opatlas.bench.implementations import torch as impl
 from sample_rows import E4M3, FP8_GROUPS, MASK, fia
 
@@ -95,6 +96,22 @@ _FP8_BLOCKS = "6,{0} | DT_BF16 -> 6,{0};6,{1} | FLOAT8_E4M3FN;FLOAT"
 
 #: Kernel type, the mistake, the wrong function, and the number of the sample row, or a row.
 MISTAKES: list[tuple[Any, ...]] = [
+    ("HcPre", "one step", lambda *a: impl.hc_pre(*a[:5], 1, *a[6:])),
+    ("HcPre", "weights up to 1", lambda *a: replaced(1, impl.hc_pre(*a)[1] / 2, impl.hc_pre(*a))),
+    ("HcPre", "matrix transposed", lambda *a: replaced(2, impl.hc_pre(*a)[2].mT.contiguous(), impl.hc_pre(*a))),
+    ("HcPost", "matrix not transposed", lambda x, streams, post, comb: impl.hc_post(x, streams, post, comb.mT)),
+    ("HcPost", "result alone", lambda x, streams, post, comb: impl.hc_post(x, streams * 0, post, comb)),
+    ("HcPost", "other streams", lambda x, streams, post, comb: impl.hc_post(x, streams.flip(-2), post, comb)),
+    ("SwigluGroupQuant", "not weighed", lambda x, w, *a, **o: impl.swiglu_group_quant(x, None, *a, **o)),
+    ("SwigluGroupQuant", "halves exchanged", lambda x, *a, **o: impl.swiglu_group_quant(x.roll(256, -1), *a, **o)),
+    (
+        "SwigluGroupQuant",
+        "other groups",
+        lambda x, w, i, dtype, **o: (
+            y := impl.swiglu_group_quant(x, w, i, dtype, **o | {"group_size": 64}),
+            (y[0], y[1][:, ::2].contiguous(), y[2]),
+        )[1],
+    ),
     (FIA, "no mask", keywords(_ATTENTION, sparse_mode=lambda mode: 0), 0),
     (FIA, "no mask, packed", keywords(_ATTENTION, sparse_mode=lambda mode: 0), 6),
     (FIA, "no scale", keywords(_ATTENTION, scale=lambda scale: 1.0), 0),

@@ -18,6 +18,7 @@ from opatlas.run.job import RowOutcome
 _MODULES = (attention, matmul, moe, quantized, rope)
 _FEW_ROWS = "9,96;96,64;64;9 | INT8;INT8;DT_BF16;FLOAT -> 9,64 | DT_BF16"
 _GROUPS = "19,96;5,96,64;;;;;;5 | DT_BF16;DT_BF16;;;;;;INT64 -> 19,64 | DT_BF16"
+_WITH_BIAS = "19,96;5,96,64;5,64;;;;;5 | DT_BF16;DT_BF16;FLOAT;;;;;INT64 -> 19,64 | DT_BF16"
 
 
 @pytest.fixture
@@ -104,9 +105,11 @@ def test_set_up_is_declared_on_a_gpu_and_not_made_on_a_cpu(kernel_type, row, as_
 
 
 @pytest.mark.skipif(not hasattr(torch.nn.functional, "grouped_mm"), reason="this torch has no grouped_mm")
-def test_a_grouped_product_is_one_operator(as_on_gpu):
-    outcome = replay_row("GroupedMatmul", _GROUPS)
-    assert outcome.measurement.stand_in == ""
+@pytest.mark.parametrize("row", [_GROUPS, _WITH_BIAS])
+def test_a_grouped_product_is_one_operator_also_with_a_bias_of_another_dtype(row, as_on_gpu):
+    outcome = replay_row("GroupedMatmul", row)
+    assert outcome.status is Status.MEASURED, outcome
+    assert (outcome.measurement.stand_in == "") is (row == _GROUPS), "the bias is added behind it"
 
 
 def test_a_compiled_function_prepares_nothing():

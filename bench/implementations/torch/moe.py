@@ -110,16 +110,22 @@ def grouped_matmul(
         antiquant_scale, antiquant_offset: of a weight that alone has few bits, (E, N) or (E, K / size, N).
         group_list: the end of each group of rows.
     """
-    (rows,), (matrices,) = x, weight
+    (rows,), (matrices,), converted = x, weight, list[str]()
     dtype = output_dtype or rows.dtype
-    if not bias and dtype is rows.dtype and may_prepare(rows) and (grouped := _grouped_operator(rows, matrices)):
+    if dtype is rows.dtype and may_prepare(rows) and (grouped := _grouped_operator(rows, matrices)):
         ends = group_list.to(torch.int32)
-        return Prepared(lambda: [grouped(rows, matrices, offs=ends)], converted=("ends of groups to int32",))
+        converted.append("ends of groups to int32")
+        if not bias:
+            return Prepared(lambda: [grouped(rows, matrices, offs=ends)], converted=converted)
+        converted.append("bias to the result's dtype, and the group of each row")
+        group_of, of_groups = torch.searchsorted(ends, torch.arange(len(rows)).to(ends), right=True), bias[0].to(dtype)
+        return Prepared(
+            lambda: [grouped(rows, matrices, offs=ends).add_(of_groups.index_select(0, group_of))], converted=converted
+        )
     if scale and per_token_scale and scale[0].dim() == 3:
         own_bias = bias[0] if bias else None
         return _block_scaled_groups(rows, matrices, scale[0], per_token_scale[0], own_bias, group_list, dtype)
     if rows.dtype in FP8 and not bias:
-        converted: list[str] = []
         scale_of, token = (given[0] if given else None for given in (scale, per_token_scale))
         product = scaled_groups(rows, matrices, scale_of, token, group_list, dtype, converted)
         if product is not None:
@@ -135,7 +141,7 @@ def grouped_matmul(
             )
             continue
         if rows.is_floating_point() and rows.dtype not in FP8:
-            result[own] = linear(rows[own], matrices[group].mT, bias_of)
+            result[own] = linear(rows[own], matrices[group].mT, None if bias_of is None else bias_of.to(rows.dtype))
             continue
         scale_of, token = scale[0][group] if scale else None, per_token_scale[0][own] if per_token_scale else None
         if rows.dtype in FP8:
