@@ -257,7 +257,7 @@ def sample_rows(kernel_types: Sequence[str], database: Path | None) -> Mapping[s
             found |= _smallest_rows(Database(folder), lacking)
     if without := [name for name in kernel_types if name not in found]:
         raise OpAtlasError(
-            f"{database or 'default databases'}: no row of {', '.join(without)}, from which arguments are read: `opatlas "
+            f"{database or 'default databases'}: no row of {', '.join(without)}, which has the arguments: `opatlas "
             f"shapes --ops {','.join(without)} --rows 4 --database-path DB` makes rows, --database-path DB takes them"
         )
     return found
