@@ -15,7 +15,7 @@ from opatlas.ask.query.database import open as open_database
 from opatlas.ask.query.implementation_answers import ANSWER_COLUMNS, COMPOSITION_WORDS
 from opatlas.ask.query.predictor import folder
 from opatlas.ask.query.question import How, QueryResult
-from opatlas.data.csv_files import read_frame, write_atomically, write_text
+from opatlas.data.csv_files import read_table, write_atomically, write_text
 from opatlas.errors import OpAtlasError, TableError, UsageError
 from opatlas.formats import microseconds
 from opatlas.installation import EXPORTS, extensions
@@ -144,7 +144,7 @@ def _parts(answer: QueryResult) -> Iterator[Part]:
 def _answer_file(database: OpenDatabase, kernel_type: str, file: Path, implementation: tuple[str, ...]) -> Result:
     import pandas as pd
 
-    questions = _exported(file, kernel_type) if file.suffix == ".parquet" else read_frame(file, kernel_type)
+    questions = _exported(file, kernel_type) if file.suffix == ".parquet" else read_table(file, kernel_type).to_pandas()
     answers = database.query_many(kernel_type, questions, implementation=implementation)
     table = pd.concat([questions.drop(columns=list(ANSWER_COLUMNS), errors="ignore"), answers], axis=1)
     shown = ("Input Shapes", "Expert Load", *ANSWER_COLUMNS[:5], "Note")
