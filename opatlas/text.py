@@ -9,9 +9,13 @@ import difflib
 import re
 from collections.abc import Collection, Iterable, Sequence
 from enum import Enum
+from typing import TypeVar
 
 #: Innermost template arguments.
 _BRACKETS = re.compile(r"<[^<>]*>")
+
+
+W = TypeVar("W", bound="Word")
 
 
 class Word(str, Enum):
@@ -19,6 +23,14 @@ class Word(str, Enum):
 
     def __str__(self) -> str:
         return str(self.value)
+
+    @classmethod
+    def from_cell(cls: type[W], cell: str) -> W | None:
+        """Returns the word in a cell, in any case; None for an empty cell or an unknown word."""
+        try:
+            return cls(cell.strip().lower())
+        except ValueError:
+            return None
 
 
 def printable(text: str, *, keeps: str = "") -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -53,28 +53,46 @@ _TARGETS = {
 }
 
 
-@dataclass(frozen=True)
-class RowsPart:
-    """Rows of a kernel type by one pattern; starter.yaml has the meaning of each field. 0 and "" are the defaults."""
+class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An entry of starter.yaml, which has the meaning of each field."""
 
-    kernel_type: str
-    pattern: str
+    kernels: list[str]
+    pattern: str = ""
     rows: int = 0
     limit: str = ""
     form: str = ""
     dtype: str = ""
-    grids: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    sizes: int = 0
-    targets: Targets = MODELS
+    grids: Mapping[str, tuple[int, ...]] = {}
+    sizes: int | None = None
+    models: str = ""
+
+    def parts(self, database: str) -> Iterator[RowsPart]:
+        is_starter = database == _STARTER
+        sizes = self.sizes if self.sizes is not None else 0 if is_starter else 16
+        targets = _TARGETS[_STARTER if is_starter else self.models]
+        for name in self.kernels:
+            known = [each.name for each in built_in_catalog().kernel(name).patterns]
+            for pattern in known if self.pattern == "all" else [self.pattern or known[0]]:
+                yield RowsPart(name, pattern, self, sizes, targets)
+
+
+@dataclass(frozen=True)
+class RowsPart:
+    """Rows of a kernel type by one pattern, within the limits of an entry."""
+
+    kernel_type: str
+    pattern: str
+    entry: Entry
+    sizes: int
+    targets: Targets
 
     def kernel(self) -> CatalogKernel:
         """Returns the catalog's kernel type with this pattern alone, these sizes and dtypes, within the limit."""
-        kernel = built_in_catalog().kernel(self.kernel_type)
-        pattern = kernel.pattern(self.pattern)
-        forms = (Form.parse(self.form),) if self.form else pattern.forms
-        forms = tuple(form for form in forms if self.dtype in ("", *form.input_dtypes, *form.output_dtypes))
-        limits = (parse_expression(self.limit),) if self.limit else ()
-        axes = tuple(replace(axis, grid=self.grids.get(axis.name, self._thinned(axis))) for axis in pattern.axes)
+        pattern, entry = built_in_catalog().kernel(self.kernel_type).pattern(self.pattern), self.entry
+        forms = (Form.parse(entry.form),) if entry.form else pattern.forms
+        forms = tuple(form for form in forms if entry.dtype in ("", *form.input_dtypes, *form.output_dtypes))
+        limits = (parse_expression(entry.limit),) if entry.limit else ()
+        axes = tuple(replace(axis, grid=entry.grids.get(axis.name, self._thinned(axis))) for axis in pattern.axes)
         limited = replace(pattern, axes=axes, forms=forms, where=(*pattern.where, *limits))
         return CatalogKernel(self.kernel_type, (limited,))
 
@@ -89,7 +107,7 @@ class RowsPart:
 
     def write(self, database: Database, budget_bytes: int, *, is_npu: bool = True) -> int:
         """Appends the rows that the database lacks, and returns their number. Raises OpAtlasError."""
-        request = Request(self.targets, self.rows, 0, budget_bytes, sample_rows, is_npu, forms_of_database=False)
+        request = Request(self.targets, self.entry.rows, 0, budget_bytes, sample_rows, is_npu, forms_of_database=False)
         return len(add_theory_rows(database, self.kernel(), request).signatures)
 
 
@@ -100,32 +118,9 @@ def _spread(sizes: Sequence[int], count: int) -> list[int]:
     return [sizes[i * (len(sizes) - 1) // (count - 1)] for i in range(count)]
 
 
-class _Entry(msgspec.Struct, forbid_unknown_fields=True):
-    """An entry of starter.yaml."""
-
-    kernels: list[str]
-    pattern: str = ""
-    rows: int = 0
-    limit: str = ""
-    form: str = ""
-    dtype: str = ""
-    grids: dict[str, tuple[int, ...]] = {}
-    sizes: int | None = None
-    models: str = ""
-
-    def parts(self, database: str) -> Iterator[RowsPart]:
-        is_starter = database == _STARTER
-        sizes = self.sizes if self.sizes is not None else 0 if is_starter else 16
-        targets = _TARGETS[_STARTER if is_starter else self.models]
-        for name in self.kernels:
-            known = [each.name for each in built_in_catalog().kernel(name).patterns]
-            for pattern in known if self.pattern == "all" else [self.pattern or known[0]]:
-                yield RowsPart(name, pattern, self.rows, self.limit, self.form, self.dtype, self.grids, sizes, targets)
-
-
 def parts_of_databases() -> dict[str, list[RowsPart]]:
     """Returns the rows of each database, by name. Raises OpAtlasError."""
-    content = read_yaml(Path(__file__).with_suffix(".yaml"), dict[str, list[_Entry]])
+    content = read_yaml(Path(__file__).with_suffix(".yaml"), dict[str, list[Entry]])
     return {name: [part for each in entries for part in each.parts(name)] for name, entries in content.items()}
 
 

@@ -14,7 +14,7 @@ from filelock import FileLock
 
 from opatlas.cli.main import main
 from opatlas.data import journal
-from opatlas.data.csv_files import read_frame, write_text
+from opatlas.data.csv_files import read_table, write_text
 from opatlas.data.database import Database, SessionLock
 from opatlas.data.journal import Journal, JournalHeader
 from opatlas.data.manifest import Manifest
@@ -96,7 +96,7 @@ def test_a_csv_that_is_a_link_out_of_its_folder_is_neither_read_nor_written(data
         database.read("Mul")
     assert refused.value.path == path
     with pytest.raises(UnsafePath):
-        database.write(database.read("Add").__class__("Mul", path, read_frame(database.path / "Add.csv")))
+        database.write(database.read("Add").__class__("Mul", path, read_table(database.path / "Add.csv").to_pandas()))
     assert path.is_symlink()
     assert len(database.read("Add").frame) == 1
 

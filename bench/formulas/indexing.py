@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 
 import numpy
@@ -11,8 +11,6 @@ from torch import Tensor
 
 from opatlas.run.formula import At, per_element, per_row, to_float64
 from opatlas.run.result_check import Picks
-
-from .rope import overwrite
 
 
 @per_element(exact=True)
@@ -103,7 +101,7 @@ def _element_places(x: Tensor, axis: int, indices: Tensor, updates: Tensor | flo
 @per_element(exact=True, written=_element_places)
 def scatter_elements(at: At, x: Tensor, axis: int, indices: Tensor, updates: Tensor | float) -> Tensor:
     """Computes y[..., indices[..., i, ...], ...] = updates[..., i, ...], and x elsewhere."""
-    positions = _flat(_element_places(x, axis, indices, updates), x.shape)
+    positions = flat(_element_places(x, axis, indices, updates), x.shape)
     values = torch.as_tensor(updates, dtype=x.dtype, device=x.device).expand(indices.shape)
     return overwrite(at, x, x.dim(), positions, lambda i: values[torch.unravel_index(i, indices.shape)])
 
@@ -139,7 +137,7 @@ def scatter_nd_update(at: At, x: Tensor, indices: Tensor, updates: Tensor) -> Te
     """Computes y[indices[i, ...]] = updates[i], and x elsewhere (TensorFlow's scatter_nd_update)."""
     axes = indices.shape[-1]
     rows = updates.reshape(-1, *x.shape[axes:])
-    return overwrite(at, x, axes, _flat(_row_places(x, indices, updates), x.shape), lambda *source: rows[source])
+    return overwrite(at, x, axes, flat(_row_places(x, indices, updates), x.shape), lambda *source: rows[source])
 
 
 def _put_places(x: Tensor, indices: Sequence[Tensor | None], values: Tensor) -> At:
@@ -164,17 +162,32 @@ def index_put(at: At, x: Tensor, indices: Sequence[Tensor | None], values: Tenso
     # `overwrite` takes the indexed axes first.
     order = [*range(first, first + count), *range(first), *range(first + count, x.dim())]
     moved = x.permute(order)
-    positions = _flat(_put_places(x, indices, values)[first:], moved.shape)
+    positions = flat(_put_places(x, indices, values)[first:], moved.shape)
     return overwrite(tuple(at[axis] for axis in order), moved, count, positions, value_at)
 
 
-def _flat(coordinates: At, shape: Sequence[int]) -> Tensor:
+def flat(coordinates: At, shape: Sequence[int]) -> Tensor:
     """Returns the position of each element in the flattened axes of `coordinates`."""
-    sizes = shape[: len(coordinates)]
-    positions = torch.zeros_like(coordinates[0])
-    for i, index in enumerate(coordinates):
-        positions = positions + index * prod(sizes[i + 1 :])
-    return positions
+    position = torch.zeros_like(coordinates[0])
+    for index, size in zip(coordinates, shape, strict=False):
+        position = position * size + index
+    return position
+
+
+def overwrite(at: At, target: Tensor, axes: int, positions: Tensor, value_at: Callable[..., Tensor]) -> Tensor:
+    """Returns elements of `target` after writing `value_at(i, ...)` to positions[i] of its first `axes` axes, flat.
+
+    `value_at` gets i and the coordinates along the other axes. The positions are distinct.
+    """
+    sizes = target.shape[:axes]
+    writer = torch.full((prod(sizes),), -1, device=target.device)
+    writer[positions.to(torch.int64)] = torch.arange(len(positions), device=target.device)
+    i = writer[flat(at[:axes], sizes)]
+    hit = i >= 0
+    new = value_at(i[hit], *(index[hit] for index in at[axes:]))
+    result = target[at].to(new.dtype)
+    result[hit] = new
+    return result
 
 
 @per_row("x")

@@ -2,38 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor
 
-from opatlas.run.formula import Draw, Part, parts, per_row
+from opatlas.run.formula import At, Draw, Part, parts, per_row
 
 
 def _after_tokens(
-    tokens: Iterable[int],
-    heads: Tensor,
-    s: Tensor,
+    draw: Draw,
+    tensors: Sequence[Tensor],
+    lengths: Sequence[int],
     scale: float,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    beta: Tensor,
+    begin: Callable[[int, Tensor], Tensor],
     *decays: Tensor | None,
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields the state S (H, Dv, Dk) after each token, and its result (H, Dv), for some heads.
+    elements: int,
+) -> Iterator[tuple[int, list[tuple[int, int]], Tensor, Tensor]]:
+    """Yields for each token of drawn heads the sequence, token and heads, states S (H, Dv, Dk), results (H, Dv).
 
     S' = e^g S, S = S' + beta (v - S' k) k^T, o = scale S q (Yang et al. 2024). A decay g is that of a head, or of each
     feature of its keys (Kimi Linear, Moonshot 2025).
+
+    Args:
+        tensors: queries, keys, values, beta.
+        begin: returns the state of some heads before the first token of a sequence.
+        elements: the results of a token and a head that are checked.
     """
-    of_keys = heads // (value.shape[1] // key.shape[1])
-    for t in tokens:
-        q, k = (x[t, of_keys].double().unsqueeze(-2) for x in (query, key))
-        for g in decays:
-            s = s if g is None else s * g[t, heads].double().exp().reshape(len(heads), 1, -1)
-        error = value[t, heads].double() - (s * k).sum(dim=-1)
-        s = s + (beta[t, heads].double().unsqueeze(-1) * error).unsqueeze(-1) * k
-        yield s, scale * (s * q).sum(dim=-1)
+    query, key, value, beta = tensors
+    heads, longest = value.shape[1], max(lengths)
+    terms = longest * value.shape[-1] * key.shape[-1]
+    numbers = draw(len(lengths) * heads, elements=longest * elements, terms=terms)
+    for sequence in sorted({number // heads for number in numbers}):
+        drawn = [number % heads for number in numbers if number // heads == sequence]
+        own, first = torch.tensor(drawn, device=query.device), sum(lengths[:sequence])
+        of_keys, s = own // (heads // key.shape[1]), begin(sequence, own).double()
+        for t in range(first, first + lengths[sequence]):
+            q, k = (x[t, of_keys].double().unsqueeze(-2) for x in (query, key))
+            for g in decays:
+                s = s if g is None else s * g[t, own].double().exp().reshape(len(own), 1, -1)
+            error = value[t, own].double() - (s * k).sum(dim=-1)
+            s = s + (beta[t, own].double().unsqueeze(-1) * error).unsqueeze(-1) * k
+            yield sequence, [(t, n) for n in drawn], s, scale * (s * q).sum(dim=-1)
+
+
+def _index(places: Sequence[tuple[int, int]], device: torch.device) -> At:
+    index: At = torch.tensor(places, device=device).unbind(-1)
+    return index
 
 
 @parts()
@@ -54,29 +70,22 @@ def recurrent_gated_delta_rule(
 
     A sequence begins with the state of its first token, or of the last one that was accepted.
     """
-    beta, ssm_state_indices, own_lengths = (
-        of_tokens[name] for name in ("beta", "ssm_state_indices", "actual_seq_lengths")
-    )
+    beta, stored_in, own_lengths = (of_tokens[name] for name in ("beta", "ssm_state_indices", "actual_seq_lengths"))
     lengths = [length for length in own_lengths.tolist() if length]
-    heads, size = value.shape[1], state.shape[-2:].numel()
-    places, outs, states = [], [], []
-    for number in draw(len(lengths) * heads, elements=max(lengths) * size, terms=max(lengths) * size):
-        sequence, n = divmod(number, heads)
-        first = sum(lengths[:sequence])
-        begin = first if num_accepted_tokens is None else first + int(num_accepted_tokens[sequence]) - 1
-        own, tokens = torch.tensor([n], device=query.device), range(first, first + lengths[sequence])
-        s = state[ssm_state_indices[begin], own].double()
-        after = _after_tokens(tokens, own, s, scale, query, key, value, beta, g, gk)
-        for t, (stored_state, o) in zip(tokens, after, strict=True):
-            places.append((t, n))
-            states.append(stored_state[0])
-            outs.append(o[0])
+
+    def begin(sequence: int, own: Tensor) -> Tensor:
+        accepted = 1 if num_accepted_tokens is None else int(num_accepted_tokens[sequence])
+        return state[stored_in[sum(lengths[:sequence]) + accepted - 1], own]
+
+    size = state.shape[-2:].numel()
+    after = _after_tokens(draw, (query, key, value, beta), lengths, scale, begin, g, gk, elements=size)
+    _, places, states, outs = zip(*after, strict=True)
+    at = list(chain(*places))
     # Of the places without a token some are checked, too.
-    kept = [place for place in range(len(state)) if place not in set(ssm_state_indices.tolist())][:2]
-    stored = [(int(ssm_state_indices[t]), n) for t, n in places] + [(place, n) for place in kept for n in range(heads)]
-    states += [state[place, n].double() for place in kept for n in range(heads)]
-    at, where = (torch.tensor(own, device=query.device).unbind(-1) for own in (places, stored))
-    return Part(at, torch.stack(outs)), Part(where, torch.stack(states))
+    kept = [place for place in range(len(state)) if place not in set(stored_in.tolist())][:2]
+    stored = [(int(stored_in[t]), n) for t, n in at] + [(place, n) for place in kept for n in range(value.shape[1])]
+    whole = torch.cat([*states, *(state[place].double() for place in kept)])
+    return Part(_index(at, query.device), torch.cat(outs)), Part(_index(stored, query.device), whole)
 
 
 #: Kernels invert matrices of a chunk in half precision.
@@ -97,25 +106,18 @@ def chunk_gated_delta_rule(
     g: Tensor,
 ) -> tuple[Part, ...]:
     """Computes the delta rule token by token, and the state after the last token of each sequence."""
-    lengths, heads, size = actual_seq_lengths.tolist(), value.shape[1], initial_state.shape[-2:].numel()
-    numbers = draw(len(lengths) * heads, elements=max(lengths) * value.shape[-1], terms=max(lengths) * size)
-    places, ends, outs, states = [], [], [], []
-    for sequence in sorted({number // heads for number in numbers}):
-        drawn = [number % heads for number in numbers if number // heads == sequence]
-        own = torch.tensor(drawn, device=query.device)
-        first = sum(lengths[:sequence])
-        tokens, s = range(first, first + lengths[sequence]), initial_state[sequence, own].double()
-        after = _after_tokens(tokens, own, s, scale, query, key, value, beta, g)
-        for t, (s, o) in zip(tokens, after, strict=True):  # noqa: B007
-            outs.append(o)
-            places += [(t, n) for n in drawn]
-        states.append(s)
-        ends += [(sequence, n) for n in drawn]
-    at, where = (torch.tensor(own, device=query.device).unbind(-1) for own in (places, ends))
-    return (
-        Part(at, torch.cat(outs), steps=_STEPS_OF_CHUNKS),
-        Part(where, torch.cat(states), steps=_STEPS_OF_CHUNKS),
-    )
+    tensors, lengths = (query, key, value, beta), actual_seq_lengths.tolist()
+    at, outs, last = [], [], {}
+    elements = value.shape[-1]
+    after = _after_tokens(draw, tensors, lengths, scale, lambda *own: initial_state[own], g, elements=elements)
+    for sequence, places, s, o in after:
+        at += places
+        outs.append(o)
+        # Those of the last token stay.
+        last[sequence] = [(sequence, n) for _, n in places], s
+    ends, states = zip(*last.values(), strict=True)
+    found = Part(_index(at, query.device), torch.cat(outs), steps=_STEPS_OF_CHUNKS)
+    return found, Part(_index(list(chain(*ends)), query.device), torch.cat(states), steps=_STEPS_OF_CHUNKS)
 
 
 @parts()

@@ -28,8 +28,6 @@ def moe_gating_top_k(
     group_select_mode: int = 0,
     norm_type: int = 0,
     out_flag: bool = False,
-    routed_scaling_factor: float = 1.0,
-    eps: float = 1e-20,
     **unused: Any,
 ) -> tuple[Any, ...]:
     """Returns the k experts with the largest norm + bias in the k_group best groups; norm = sigmoid(x) or softmax(x).
@@ -49,8 +47,8 @@ def moe_gating_top_k(
     experts = score.argsort(dim=-1, descending=True)[:, :k]
     weights = norm.gather(-1, experts)
     if norm_type == 1:
-        weights = weights / (weights.sum(dim=-1, keepdim=True) + eps)
-    results = (weights * routed_scaling_factor, Picks(score, score.gather(-1, experts), distinct=True))
+        weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
+    results = (weights, Picks(score, score.gather(-1, experts), distinct=True))
     return (*results, norm) if out_flag else results
 
 

@@ -8,7 +8,6 @@ ATB's ReshapeAndCache and PagedCacheLoad (their documentation and checks of shap
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import prod
 from typing import Any
 
 import torch
@@ -16,6 +15,8 @@ from torch import Tensor
 
 from opatlas.run.formula import At, each, per_element, to_float64
 from opatlas.run.result_check import Formula
+
+from .indexing import overwrite
 
 
 def partner(j: Tensor, width: int, mode: str) -> tuple[Tensor, Tensor]:
@@ -194,25 +195,6 @@ def _split_value(at: At, fused: Tensor, table: Tensor, positions: Tensor, *rest:
 
 
 qkv_rmsnorm_rope = each(_split(0), _split(1), _split_value)
-
-
-def overwrite(at: At, target: Tensor, axes: int, positions: Tensor, value_at: Callable[..., Tensor]) -> Tensor:
-    """Returns elements of `target` after writing `value_at(i, ...)` to positions[i] of its first `axes` axes, flat.
-
-    `value_at` gets i and the coordinates along the other axes. The positions are distinct.
-    """
-    sizes = target.shape[:axes]
-    writer = torch.full((prod(sizes),), -1, device=target.device)
-    writer[positions.to(torch.int64)] = torch.arange(len(positions), device=target.device)
-    position = torch.zeros_like(at[0])
-    for index, size in zip(at, sizes, strict=False):
-        position = position * size + index
-    i = writer[position]
-    hit = i >= 0
-    new = value_at(i[hit], *(index[hit] for index in at[axes:]))
-    result = target[at].to(new.dtype)
-    result[hit] = new
-    return result
 
 
 def _block_and_offset(slots: Tensor, cache: Tensor) -> tuple[Tensor, ...]:

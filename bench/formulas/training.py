@@ -10,6 +10,8 @@ from torch import Tensor
 
 from opatlas.run.formula import At, on_lists, per_element, per_row, pointwise, to_float64
 
+from .indexing import flat
+
 
 @per_row("gradient", "x")
 def swiglu_backward(gradient: Tensor, x: Tensor, dim: int) -> Tensor:
@@ -74,9 +76,7 @@ def embedding_backward(at: At, gradient: Tensor, indices: Tensor, *_: Any) -> Te
 @per_element()
 def dropout_by_mask(at: At, x: Tensor, mask: Tensor, p: float) -> Tensor:
     """Returns x / (1 - p) where the bit is 1, else 0; element i has bit i mod 8, the lowest first, of byte i / 8."""
-    number = torch.zeros_like(at[0])
-    for index, size in zip(at, x.shape, strict=True):
-        number = number * size + index
+    number = flat(at, x.shape)
     bit = mask[number // 8].to(torch.int64) // 2 ** (number % 8) % 2
     return to_float64(x[at]) * bit / (1 - p)
 

@@ -7,10 +7,10 @@ only input the axes of whole numbers: sizes, not a tensor, so that neither bytes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -27,50 +27,44 @@ _SIZES = "SIZES"
 _MEAN, _SAMPLES = "nv/cold/time/gpu/mean", "nv/json/bin:nv/cold/sample_times"
 
 
-@dataclass(frozen=True)
-class _Value:
+class _Value(msgspec.Struct):
     name: str
     type: str = ""
     value: str = ""
 
 
-@dataclass(frozen=True)
-class _Summary:
+class _Summary(msgspec.Struct):
     tag: str
-    data: list[_Value] = field(default_factory=list)
-
-    def value(self, name: str) -> str:
-        return next((each.value for each in self.data if each.name == name), "")
+    data: list[_Value] = []
 
 
-@dataclass(frozen=True)
-class _State:
-    name: str
+class _State(msgspec.Struct):
     device: int | None = None
     axis_values: list[_Value] | None = None
     summaries: list[_Summary] | None = None
 
     def value(self, tag: str, name: str) -> str:
         """Returns a value of the summary with a tag; "" if there is none, as of a state that was skipped."""
-        return next((each.value(name) for each in self.summaries or () if each.tag == tag), "")
+        found = (each for summary in self.summaries or () if summary.tag == tag for each in summary.data)
+        return next((each.value for each in found if each.name == name), "")
 
 
-@dataclass(frozen=True)
-class _Benchmark:
+class _Benchmark(msgspec.Struct):
     name: str
     states: list[_State]
 
 
-@dataclass(frozen=True)
-class _Device:
+class _Device(msgspec.Struct):
     id: int
     name: str
 
 
-@dataclass(frozen=True)
-class _Output:
+class _Output(msgspec.Struct):
     benchmarks: list[_Benchmark]
-    devices: list[_Device] = field(default_factory=list)
+    devices: list[_Device] = []
+
+    def used(self) -> set[int | None]:
+        return {state.device for benchmark in self.benchmarks for state in benchmark.states}
 
 
 def read_nvbench(path: Path, root: Path, on_bytes: Callable[[int], None]) -> CapturedLaunches:
@@ -83,12 +77,10 @@ def read_nvbench(path: Path, root: Path, on_bytes: Callable[[int], None]) -> Cap
         for state in benchmark.states:
             kernel_type, sizes = _row(benchmark, state)
             cells = {col.INPUT_SHAPES: sizes, col.INPUT_DTYPES: _SIZES, col.INPUT_FORMATS: "ND"}
-            kind = launches.kind(kernel_type, cells, 0)
-            for us in _durations_us(path, state):
-                kinds.append(np.full(len(us), kind, dtype=np.int32))
-                durations.append(us)
-    all_us = np.concatenate(durations or [np.empty(0)])
-    launches.add(np.concatenate(kinds or [np.empty(0, np.int32)]), all_us, {}, lambda at: (0, str(all_us[at])))
+            durations.append(_durations_us(path, state))
+            kinds.append(np.full(len(durations[-1]), launches.kind(kernel_type, cells, 0), dtype=np.int32))
+    all_us = np.concatenate([np.empty(0), *durations])
+    launches.add(np.concatenate([np.empty(0, np.int32), *kinds]), all_us, {}, lambda at: (0, str(all_us[at])))
     on_bytes(path.stat().st_size)
     return launches
 
@@ -96,8 +88,7 @@ def read_nvbench(path: Path, root: Path, on_bytes: Callable[[int], None]) -> Cap
 def nvbench_device(path: Path) -> str | None:
     """Returns the device of the benchmarks, as the folder of its databases is called. Raises TableError."""
     output = _read(path)
-    used = {state.device for benchmark in output.benchmarks for state in benchmark.states}
-    return next((slug(device.name) for device in output.devices if device.id in used), None)
+    return next((slug(device.name) for device in output.devices if device.id in output.used()), None)
 
 
 def _read(path: Path) -> _Output:
@@ -105,9 +96,10 @@ def _read(path: Path) -> _Output:
         output = decode(read_file(path, _LARGEST_BYTES, "correct the path or its rights"), _Output, "the JSON")
     except DecodeError as error:
         raise TableError(path, str(error), "Give the file that nvbench writes with --json") from None
-    used = {state.device for benchmark in output.benchmarks for state in benchmark.states}
-    if len(used) > 1:
-        raise TableError(path, f"durations of {len(used)} devices", "Run the benchmarks with --devices N, for each")
+    if len(output.used()) > 1:
+        raise TableError(
+            path, f"durations of {len(output.used())} devices", "Run the benchmarks with --devices N, for each"
+        )
     return output
 
 
@@ -118,13 +110,12 @@ def _row(benchmark: _Benchmark, state: _State) -> tuple[str, str]:
     return ".".join([benchmark.name, *named]), ",".join(sizes or ["1"])
 
 
-def _durations_us(path: Path, state: _State) -> Iterator[NDArray[np.float64]]:
-    """Yields the durations of a state in microseconds, if it was not skipped."""
+def _durations_us(path: Path, state: _State) -> NDArray[np.float64]:
+    """Returns the durations of a state in microseconds; none of one that was skipped."""
     file, mean = state.value(_SAMPLES, "filename"), state.value(_MEAN, "value")
     # nvbench names the file by its own working directory.
     places = [path.parent / file, path.parent / Path(file).parent.name / Path(file).name] if file else []
     samples = next((place for place in places if place.is_file()), None)
     if samples is not None:
-        yield np.fromfile(samples, dtype="<f4").astype(np.float64) * 1e6
-    elif mean:
-        yield np.array([float(mean) * 1e6])
+        return np.fromfile(samples, dtype="<f4").astype(np.float64) * 1e6
+    return np.array([float(mean) * 1e6] if mean else [])

@@ -31,7 +31,7 @@ BUILT_IN = {
     "shapes": Command("Rows", "add theory rows of models to the database", tests="shapes"),
     "fetch": Command("Rows", "install databases from a file or a server", "opatlas.cli.databases:fetch"),
     "combine": Command("Rows", "combine databases that were measured separately", "opatlas.cli.databases:combine"),
-    "export": Command("Rows", "write the rows for other tools: Parquet, CSV", "opatlas.cli.query:export"),
+    "export": Command("Rows", "write the rows for other tools: Parquet, CSV, traces", "opatlas.cli.query:export"),
     "bench": Command("Measure", "replay the rows of the database on a device", tests="bench"),
     "collectives": Command("Measure", "measure collectives between devices", tests="bench/test_collectives.py"),
     "show": Command("Look", "show the databases, one of them, or the kernel types", "opatlas.cli.show:show"),

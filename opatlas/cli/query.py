@@ -1,4 +1,4 @@
-"""`opatlas query`: the duration of a call; `opatlas export`: the stored rows for other tools, as one long table."""
+"""`opatlas query`: the duration of a call; `opatlas export`: the stored rows for other tools."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from opatlas.ask.query.database import open as open_database
 from opatlas.ask.query.implementation_answers import ANSWER_COLUMNS, COMPOSITION_WORDS
 from opatlas.ask.query.predictor import folder
 from opatlas.ask.query.question import How, QueryResult
-from opatlas.data.csv_files import read_frame, write_atomically, write_text
+from opatlas.data.csv_files import read_table, write_atomically, write_text
 from opatlas.errors import OpAtlasError, TableError, UsageError
 from opatlas.formats import microseconds
+from opatlas.installation import EXPORTS, extensions
 from opatlas.progress import note_after, track
 from opatlas.row.attention import read_sequences
 from opatlas.row.columns import INPUT_SLOTS, OUTPUT_SLOTS
 from opatlas.row.communication import BY_NAME, is_communication
+from opatlas.row.location import database_folder
 from opatlas.row.signature import kernel_types_meant
 from opatlas.row.slots import dtype_name, known_dtype
 from opatlas.show.parameters import Names
@@ -142,7 +144,7 @@ def _parts(answer: QueryResult) -> Iterator[Part]:
 def _answer_file(database: OpenDatabase, kernel_type: str, file: Path, implementation: tuple[str, ...]) -> Result:
     import pandas as pd
 
-    questions = _exported(file, kernel_type) if file.suffix == ".parquet" else read_frame(file, kernel_type)
+    questions = _exported(file, kernel_type) if file.suffix == ".parquet" else read_table(file, kernel_type).to_pandas()
     answers = database.query_many(kernel_type, questions, implementation=implementation)
     table = pd.concat([questions.drop(columns=list(ANSWER_COLUMNS), errors="ignore"), answers], axis=1)
     shown = ("Input Shapes", "Expert Load", *ANSWER_COLUMNS[:5], "Note")
@@ -213,19 +215,34 @@ def _write_parquet(rows: pd.DataFrame, path: str) -> None:
     pq.write_table(table.replace_schema_metadata({**(table.schema.metadata or {}), _SCHEMA: _VERSION}), path)
 
 
-def export(database: Annotated[str, Parameter(name="DB")], /, *, output: Path) -> Result:
-    """Write the stored rows as one typed table for other tools, durations in us.
+def export(
+    database: Annotated[str, Parameter(name="DB")],
+    definitions: Annotated[Path | None, Parameter(name="DEFINITIONS")] = None,
+    /,
+    *,
+    output: Path,
+) -> Result:
+    """Write the stored rows as one typed table for other tools, durations in us; or traces of DEFINITIONS.
 
-    Rows that cannot answer a question are left out, as in opatlas query.
+    The table leaves out rows that cannot answer a question, as opatlas query does.
 
     Exit status: 0 written; 1 no row fits, or a file could not be read or written; 2 wrong usage.
 
     Args:
         database: folder of {KernelType}.csv files, or name of a device.
-        output: FILE.parquet or FILE.csv.
+        definitions: what DB measured with `opatlas bench --tasks DEFINITIONS`: a folder or file of definitions of
+            flashinfer-bench or SOL-ExecBench.
+        output: FILE.parquet or FILE.csv of the table; FILE.jsonl of the traces.
     """
+    if (traces := extensions(EXPORTS).get(output.suffix[1:])) is not None:
+        if definitions is None:
+            raise UsageError(f"--output {output}: name the definitions, after {database}")
+        result: Result = traces.load()(database_folder(database), definitions, output)
+        return result
+    if definitions is not None:
+        raise UsageError(f"{definitions}: the traces of definitions go to --output FILE.jsonl")
     if output.suffix not in (".parquet", ".csv"):
-        raise UsageError(f"--output {output}: end the name with .parquet or .csv")
+        raise UsageError(f"--output {output}: end the name with .parquet, .csv, or .jsonl for traces")
     opened = open_database(database)
     rows = long_table(opened)
     if rows.empty:

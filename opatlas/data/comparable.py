@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import Enum
 
 from opatlas.data import journal
 from opatlas.data.csv_files import read_table
@@ -20,6 +19,7 @@ from opatlas.row.columns import CACHE_STATE, DURATION, IMPLEMENTATION, INSTRUMEN
 from opatlas.row.location import implementation_label, parse_implementation
 from opatlas.row.table import Row, RowTable
 from opatlas.row.versions import TORCH
+from opatlas.text import Word
 
 #: The cells of a measurement that must be equal, by what they tell.
 _SETTINGS = {CACHE_STATE: "cache state", INSTRUMENT: "instrument", IMPLEMENTATION: "implementation"}
@@ -125,7 +125,7 @@ def _tables(database: Database) -> Iterator[RowTable]:
             yield RowTable(path.stem, path, read_table(path))
 
 
-class Staleness(str, Enum):
+class Staleness(Word):
     """Why a duration is stale or not; the first reason counts."""
 
     NO_MANIFEST = "without a manifest of their run"

@@ -17,7 +17,7 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -30,9 +30,6 @@ from opatlas.row.columns import insert_columns
 from opatlas.row.communication import row_kind
 from opatlas.row.table import RowTable
 from opatlas.text import SAVE_OR_RESTORE, undecodable_cell
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 #: Arrow reads blocks of this size; a record must fit into a block.
 _BLOCK_BYTES = 8 << 20
@@ -69,12 +66,6 @@ def not_writable(path: Path, error: OSError) -> str:
     return f"{path} cannot be written ({error.strerror or error}): {remedy}"
 
 
-def read_frame(path: Path, kernel_type: str = "") -> pd.DataFrame:
-    """Reads the CSV of a kernel type as a table of pandas. Args and errors are those of `read_table`."""
-    frame: pd.DataFrame = read_table(path, kernel_type).to_pandas()
-    return frame
-
-
 def read_table(path: Path, kernel_type: str = "") -> pa.Table:
     """Reads the CSV of a kernel type as text cells, and translates older column names.
 
@@ -85,7 +76,7 @@ def read_table(path: Path, kernel_type: str = "") -> pa.Table:
         TableError: the file is missing, a Git LFS pointer or empty, has the header of another CSV, a repeated column, a
             line with another number of fields, or text that is not UTF-8.
     """
-    table = _read_text(path)
+    table = read_text_csv(path)
     expect_columns(path, table.column_names, kernel_type)
     if row_kind(kernel_type or path.stem).is_message:
         return table
@@ -115,14 +106,8 @@ def text_column(name: str, cells: Sequence[str], path: Path) -> pa.Array:
     return pa.Array.from_buffers(_TEXT, len(cells), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
 
 
-def read_text_csv(path: Path) -> pd.DataFrame:
-    """Reads any CSV file as text cells of pandas. Raises TableError with the line."""
-    frame: pd.DataFrame = _read_text(path).to_pandas()
-    return frame
-
-
-def _read_text(path: Path) -> pa.Table:
-    """Raises TableError."""
+def read_text_csv(path: Path) -> pa.Table:
+    """Reads any CSV file as text cells. Raises TableError with the line."""
     header = read_header(path)
     if header.alone:
         return text_table(header.names)

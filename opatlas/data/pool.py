@@ -69,7 +69,6 @@ class PooledRow:
 
     kernel_type: str
     signature: str
-    input_shapes: str
     median_us: float
     machines: int
     spread: float | None
@@ -224,7 +223,6 @@ class Pooling:
         median_us = median(run.median_us for run in alike.values())
         return PooledRow(
             *name,
-            cells.get(col.INPUT_SHAPES, ""),
             median_us,
             len(machines),
             (max(machines) - min(machines)) / median_us if len(machines) > 1 else None,

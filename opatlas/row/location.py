@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from opatlas.errors import OpAtlasError
-from opatlas.files import expect_folder, read_safely
+from opatlas.files import expect_folder, read_file
 from opatlas.installation import SHIPPED_DATABASES, databases_root
 from opatlas.row.versions import (
     CANN,
@@ -273,12 +273,10 @@ def implementation_path(device: str, name: str, version: str, versions: Versions
 
 def shipped_note(database: Path) -> str:
     """Returns the machine that a shipped database was measured on; "" for any other database. Raises OpAtlasError."""
-    try:
-        text = read_safely(database / SHIPPED, _LARGEST_MARKER_BYTES)
-    except FileNotFoundError:
+    path = database / SHIPPED
+    if not (path.exists() or path.is_symlink()):
         return ""
-    except OSError as error:
-        raise OpAtlasError(f"{database / SHIPPED}: cannot be read ({error.strerror}): remove it") from None
+    text = read_file(path, _LARGEST_MARKER_BYTES, "remove it")
     line = text.decode("utf-8", errors="replace").strip().partition("\n")[0]
     return shortened(line, _LONGEST_MARKER)
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
 from functools import cached_property
 from statistics import fmean, median
 from typing import NamedTuple
@@ -20,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from opatlas.formats import duration, percent
-from opatlas.text import parse_real
+from opatlas.text import Word, parse_real
 
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
@@ -96,7 +95,7 @@ _FAR_OUT = 7.0
 ROOFLINE_SLACK = 0.95
 
 
-class Quality(str, Enum):
+class Quality(Word):
     """The quality of a duration; an empty cell means that the samples are unknown."""
 
     UNKNOWN = "unknown"  # fewer than three samples
@@ -107,17 +106,6 @@ class Quality(str, Enum):
     THROTTLED = "throttled"  # the device ran below its clock
     ABOVE_ROOFLINE = "above roofline"  # shorter than the device's peaks allow
     COMPOSITION = "composition"  # of several operators of torch in place of the kernel
-
-    def __str__(self) -> str:
-        return self.value
-
-    @classmethod
-    def from_cell(cls, cell: str) -> Quality | None:
-        """Returns the quality in a cell; None for an empty cell or an unknown word."""
-        try:
-            return cls(cell.strip().lower())
-        except ValueError:
-            return None
 
     @property
     def is_warning(self) -> bool:
@@ -308,14 +296,11 @@ def find_modes(samples_us: Sequence[float]) -> Modes | None:
     return Modes(len(low), float(np.median(low)), len(high), float(np.median(high)))
 
 
-class Source(str, Enum):
+class Source(Word):
     """The source of a duration."""
 
     REPLAYED = "replayed"
     CAPTURED = "captured"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 class Duration(NamedTuple):

@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from statistics import NormalDist, fmean, median, stdev
+
+from opatlas.text import Word
 
 #: The confidence of an interval: three standard errors of a normal distribution.
 LEVEL = 0.9973
@@ -24,7 +25,7 @@ LEAST_FOR_INTERVAL = 10
 _Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
 
 
-class PairVerdict(str, Enum):
+class PairVerdict(Word):
     """A kernel against the baseline."""
 
     FAST = "FAST"
@@ -32,9 +33,6 @@ class PairVerdict(str, Enum):
     SAME = "SAME"
     AMBIGUOUS = "AMBIGUOUS"
     NOT_COMPARABLE = "NOT COMPARABLE"
-
-    def __str__(self) -> str:
-        return self.value
 
     @property
     def is_definite(self) -> bool:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from opatlas.text import Word
 
 
-class Status(str, Enum):
+class Status(Word):
     """The result of the last run of a row; an empty cell means that the row never ran."""
 
     MEASURED = "measured"
@@ -19,9 +19,6 @@ class Status(str, Enum):
     UNSUPPORTED = "unsupported"  # the device does not have the operator
     SKIPPED = "skipped"  # a stated precondition is missing
 
-    def __str__(self) -> str:
-        return self.value
-
     @property
     def expected_to_fail(self) -> bool:
         """Whether the next session marks the row as xfail."""
@@ -32,21 +29,13 @@ class Status(str, Enum):
         """Whether the device process died, or was killed."""
         return self in (Status.CRASHED, Status.TIMEOUT)
 
-    @classmethod
-    def from_cell(cls, cell: str) -> Status | None:
-        """Returns the status in a cell; None for an empty cell or an unknown word."""
-        try:
-            return cls(cell.strip().lower())
-        except ValueError:
-            return None
-
 
 _EXPECTED_TO_FAIL = frozenset(
     {Status.FAILED, Status.INVALID, Status.CRASHED, Status.TIMEOUT, Status.OOM, Status.DEVICE_ERROR}
 )
 
 
-class UpdateMode(str, Enum):
+class UpdateMode(Word):
     """Which rows a session runs, and whether it appends rows.
 
     ALL: every row. MISSING_ONLY: rows without any duration. UNREPLAYED: rows without a replayed duration. STALE: rows
@@ -62,6 +51,3 @@ class UpdateMode(str, Enum):
     def adds_rows(self) -> bool:
         """Whether measured records without a row are appended."""
         return self is UpdateMode.ALL
-
-    def __str__(self) -> str:
-        return self.value

@@ -24,8 +24,6 @@ from opatlas.theory.sources import SOURCES
 from opatlas.yaml_file import YamlError, parse_yaml
 
 PATH = Path(import_module("opatlas.shapes").__path__[0], "catalog.yaml")
-#: The patterns of shapes/patterns.py, whose rows have further cells.
-_IN_PYTHON: Mapping[str, Mapping[str, Any]] = import_module("opatlas.shapes.patterns").PATTERNS
 
 
 class CatalogError(OpAtlasError):
@@ -109,6 +107,15 @@ class _AxisSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, renam
 _AxisEntry = str | _Sizes | _AxisSource
 
 
+class _CellEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A fixed text; or, without one, lengths of sequences as those of `Lengths`."""
+
+    text: str = ""
+    count: _ExpressionText = ""
+    each: _ExpressionText = ""
+    sums: bool = False
+
+
 class _PatternEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     #: Each of `axes` and `let` is decoded by itself, so that an error has its name.
     axes: Annotated[dict[str, Any], msgspec.Meta(min_length=1)]
@@ -117,7 +124,7 @@ class _PatternEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     let: dict[str, Any] = {}
     where: list[_ExpressionText] = []
     forms: list[str] = []
-    cells: dict[str, Any] = {}
+    cells: dict[str, _ExpressionText | _CellEntry] = {}
 
 
 class _KernelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -184,16 +191,13 @@ def _catalog(content: _CatalogFile) -> Catalog:
     grids = {
         name: _grid(f"grid {name!r}", _typed(f"grid {name!r}", each, _Sizes)) for name, each in content.grids.items()
     }
-    for name in _IN_PYTHON.keys() & content.patterns.keys():
-        raise _Mistake(f"pattern {name!r}", "shapes/patterns.py has a pattern of this name: rename this one")
     kernels = dict[str, _KernelEntry]()
     for name, each in content.kernels.items():
         spec = {"pattern": each} if isinstance(each, (str, list)) else each
         kernels[name] = _typed(f"kernel {name!r}", spec, _KernelEntry)
-    used = {name for kernel in kernels.values() for name in _pattern_names(kernel)}
-    specs = {**content.patterns, **{name: spec for name, spec in _IN_PYTHON.items() if name in used}}
     patterns = {
-        name: _pattern(name, _typed(f"pattern {name!r}", spec, _PatternEntry), grids) for name, spec in specs.items()
+        name: _pattern(name, _typed(f"pattern {name!r}", spec, _PatternEntry), grids)
+        for name, spec in content.patterns.items()
     }
     operators: dict[str, ServedOperator] = {
         name: _typed(f"operator {name!r}", each, ServedOperator) for name, each in content.operators.items()
@@ -205,7 +209,7 @@ def _kernel(name: str, spec: _KernelEntry, patterns: Mapping[str, Pattern]) -> C
     place = f"kernel {name!r}"
     if not is_file_name(name):
         raise _Mistake(place, "not a valid file name: give the profiler's kernel type")
-    wanted = _pattern_names(spec)
+    wanted = [spec.pattern] if isinstance(spec.pattern, str) else spec.pattern
     for other in spec.forms.keys() - set(wanted):
         raise _Mistake(f"{place}, key 'forms'", f"{other!r} is not one of its patterns")
     found = []
@@ -243,12 +247,9 @@ def _pattern(name: str, spec: _PatternEntry, grids: Mapping[str, tuple[int, ...]
         )
         for key, slots in (("inputs", spec.inputs), ("outputs", spec.outputs))
     )
-    for column, cell in spec.cells.items():
-        for expression in [cell.count, cell.each] if isinstance(cell, Lengths) else [cell]:
-            if isinstance(expression, Expression):
-                _expect_known(f"{place}, cell {column!r}", expression, known)
+    cells = {column: _cell(f"{place}, cell {column!r}", cell, known) for column, cell in spec.cells.items()}
     forms = _forms(f"{place}, key 'forms'", spec.forms)
-    pattern = Pattern(name, tuple(axes), inputs, outputs, forms, let, where, spec.cells)
+    pattern = Pattern(name, tuple(axes), inputs, outputs, forms, let, where, cells)
     _expect_fit(place, pattern, forms)
     return pattern
 
@@ -281,17 +282,22 @@ def _expression(place: str, text: _ExpressionText, known: set[str]) -> Expressio
         expression = parse_expression(text)
     except ExpressionError as error:
         raise _Mistake(f"{place}, expression {text!r}", str(error)) from None
-    _expect_known(place, expression, known)
-    return expression
-
-
-def _expect_known(place: str, expression: Expression, known: set[str]) -> None:
     for name in sorted(expression.names - known):
         there = ", ".join(sorted(known)) or "none"
         raise _Mistake(
             f"{place}, expression {expression.text!r}",
             f"there is no variable {name!r}{suggest(name, known)}; there are {there}",
         )
+    return expression
+
+
+def _cell(place: str, entry: _ExpressionText | _CellEntry, known: set[str]) -> str | Expression | Lengths:
+    if not isinstance(entry, _CellEntry):
+        return _expression(place, entry, known)
+    if entry.text:
+        return entry.text
+    count, each = (_expression(place, text, known) for text in (entry.count, entry.each))
+    return Lengths(count, each, entry.sums)
 
 
 def _forms(place: str, texts: str | list[str]) -> tuple[Form, ...]:
@@ -321,10 +327,6 @@ def _expect_fit(place: str, pattern: Pattern, forms: Sequence[Form]) -> None:
                     f"the dtypes do not match the slots of {key!r}: {len(templates)} slots, "
                     f"{sum(template is None for template in templates)} of them absent",
                 )
-
-
-def _pattern_names(kernel: _KernelEntry) -> list[str]:
-    return [kernel.pattern] if isinstance(kernel.pattern, str) else kernel.pattern
 
 
 #: Profilers name some kernels with this suffix, after the function that launches them.

@@ -217,6 +217,11 @@ class StepMemory:
         return self.weights + self.cache + self.activations
 
     @property
+    def fits(self) -> bool:
+        """Whether the device has as much memory, or it is unknown."""
+        return not 0 < self.device < self.needed
+
+    @property
     def tokens_left(self) -> int | None:
         """How many tokens more the cache may have; below 0 if the step does not fit; None if unknown."""
         return (self.device - self.needed) // self.of_token if self.device and self.of_token else None

@@ -11,7 +11,7 @@ from filelock import FileLock
 from frames import write_frame
 
 from opatlas.data.csv_files import (
-    read_frame,
+    read_table,
     write_atomically,
     write_text,
 )
@@ -35,7 +35,7 @@ def path(tmp_path):
 
 def test_bom_and_crlf_are_read_and_not_written(path):
     path.write_bytes(b"\xef\xbb\xbf" + (HEADER + ROW).replace("\n", "\r\n").encode())
-    frame = read_frame(path)
+    frame = read_table(path).to_pandas()
     assert frame.columns[0] == "OP State"
     write_frame(frame, path)
     assert path.read_bytes() == (HEADER + ROW).encode()
@@ -59,7 +59,7 @@ def test_bom_and_crlf_are_read_and_not_written(path):
 def test_what_is_no_table(path, text, line, named):
     path.write_bytes(text.encode())
     with pytest.raises(TableError) as caught:
-        read_frame(path)
+        read_table(path).to_pandas()
     assert (caught.value.path, caught.value.line) == (path, line)
     assert named in f"{caught.value.problem} {caught.value.remedy}"
     assert path.read_bytes() == text.encode()
@@ -68,10 +68,10 @@ def test_what_is_no_table(path, text, line, named):
 def test_what_is_no_table_of_messages(tmp_path):
     path = write(tmp_path / "mine.csv", HEADER + ROW)
     with pytest.raises(TableError) as caught:
-        read_frame(path, "hcom_allReduce_")
+        read_table(path, "hcom_allReduce_").to_pandas()
     assert caught.value.line == 1
     assert all(name in caught.value.problem for name in ("message_bytes", "num_devices"))
-    assert len(read_frame(path)) == 1
+    assert len(read_table(path)) == 1
 
 
 @pytest.mark.parametrize("limit", [1, 3, 7, 100])
@@ -124,7 +124,7 @@ def test_file_and_folder_are_on_disk_before_a_write_is_done(path, monkeypatch):
 
 @pytest.mark.parametrize("end", ["", "\n", "\r\n"])
 def test_a_header_alone_is_a_table_without_rows(path, end):
-    frame = read_frame(write(path, HEADER.rstrip("\n") + end))
+    frame = read_table(write(path, HEADER.rstrip("\n") + end)).to_pandas()
     assert (len(frame), list(frame.columns)) == (0, HEADER.strip().split(","))
 
 
@@ -148,7 +148,9 @@ def test_a_header_alone_is_a_table_without_rows(path, end):
 )
 def test_columns_of_older_tools_have_the_names_of_today(path, older, now):
     required = "Input Shapes,Input Data Types,Output Shapes,Output Data Types,"
-    frame = read_frame(write(path, f"{required}{older}\n4,FLOAT,4,FLOAT,{','.join('1' * len(older.split(',')))}\n"))
+    frame = read_table(
+        write(path, f"{required}{older}\n4,FLOAT,4,FLOAT,{','.join('1' * len(older.split(',')))}\n")
+    ).to_pandas()
     assert list(frame.columns[4:]) == now.split(",")
 
 

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from opatlas.data import csv_files as store
-from opatlas.data.csv_files import read_frame, read_text_csv
+from opatlas.data.csv_files import read_table, read_text_csv
 from opatlas.data.header import read_header
 from opatlas.errors import TableError
 
@@ -74,7 +74,7 @@ def test_names_and_cells_are_read_again_as_they_were_written(
         # A table without a header, with one that could not be told from another table's, or with a zero byte in it.
         assert len(names) == 1 or any("\0" in name for name in names)
         return
-    again = read_text_csv(path)
+    again = read_text_csv(path).to_pandas()
     assert list(again.columns) == names
     assert again.to_numpy().tolist() == rows
 
@@ -133,7 +133,7 @@ def test_what_is_no_header_is_an_error_with_its_line_and_no_types_are_guessed(
 ) -> None:
     path = tmp_path / "MatMulV3.csv"
     path.write_bytes(header + b"Input Shapes,Count\n00,true\n")
-    for read in (read_header, read_text_csv, read_frame):
+    for read in (read_header, read_text_csv, read_table):
         with pytest.raises(TableError) as raised:
             read(path)
         assert (raised.value.path, raised.value.line) == (path, line)
@@ -155,7 +155,7 @@ def test_no_line_is_passed_over_without_a_word(
     path = tmp_path / "MatMulV3.csv"
     path.write_bytes(b"a,b\n" + body)
     with pytest.raises(TableError) as raised:
-        read_text_csv(path)
+        read_text_csv(path).to_pandas()
     assert raised.value.line == line
     assert capfd.readouterr() == ("", "")
 
@@ -166,4 +166,4 @@ def test_a_cell_longer_than_a_block_is_read(tmp_path: Path, monkeypatch: pytest.
     path = tmp_path / "MatMulV3.csv"
     rows = [["a", "1"], ["b", "x" * 100_000], ["c", "two\nlines " * 1000]]
     write_frame(frame_of(["Name", "Text"], rows), path)
-    assert read_text_csv(path).to_numpy().tolist() == rows
+    assert read_text_csv(path).to_pandas().to_numpy().tolist() == rows

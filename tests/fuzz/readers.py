@@ -24,7 +24,7 @@ from opatlas.ask.checks.check import KNOWN_FINDINGS, read_known
 from opatlas.capture.cases import Aggregate
 from opatlas.data import journal
 from opatlas.data import log as history
-from opatlas.data.csv_files import read_frame, read_text_csv
+from opatlas.data.csv_files import read_table, read_text_csv
 from opatlas.data.database import Database
 from opatlas.data.op_mapping import MAPPING
 from opatlas.outer.diagnosis.diagnosis import diagnose
@@ -122,13 +122,13 @@ OF_JOURNALS = (b'"measured"', b'"failed"', b'"version"', b'"samples_us"', b'"cel
 
 
 def _table(path: Path) -> None:
-    frame = read_text_csv(path)
+    frame = read_text_csv(path).to_pandas()
     lines = list(csv.reader(io.StringIO(path.read_bytes().decode("utf-8-sig"), newline="")))
     # A line without any cell is not a row; it is not even one of an only column.
     rows = [line for line in lines[1:] if line]
     expect([name.strip() for name in lines[0]] == [str(name).strip() for name in frame.columns], "another header")
     expect(frame.to_numpy().tolist() == rows, "cells differ from those of csv.reader")
-    read_frame(path)
+    read_table(path).to_pandas()
 
 
 HEADER = [*CELLS, "Average Duration(us)", "Remark"]

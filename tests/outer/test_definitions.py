@@ -13,10 +13,10 @@ import pytest
 import torch
 from doc_commands import ROOT
 
-from opatlas.errors import OpAtlasError
+from opatlas.cli.query import export
+from opatlas.errors import OpAtlasError, UsageError
 from opatlas.outer.tasks.task import read_tasks
 from opatlas.outer.tasks.task_replay import TaskModule
-from opatlas.outer.tasks.traces import traces
 
 SCALE = {
     "name": "scale_n8",
@@ -130,7 +130,10 @@ def test_what_was_measured_is_written_as_traces(data_set: Path, tmp_path: Path) 
     with (database / "kernels.pick.csv").open(newline="") as file:
         (row,) = csv.DictReader(file)
     assert (row["Input Shapes"], row["Status"]) == ("7,4;2", "measured")
-    traces(database, data_set, output=tmp_path / "traces.jsonl")
+    for definitions, ending in ((data_set, "csv"), (None, "jsonl")):
+        with pytest.raises(UsageError):
+            export(str(database), definitions, output=tmp_path / f"traces.{ending}")
+    export(str(database), data_set, output=tmp_path / "traces.jsonl")
     lines = [json.loads(line) for line in (tmp_path / "traces.jsonl").read_text().splitlines()]
     assert {line["definition"] for line in lines} == {"scale_n8"}
     right, wrong = ([line for line in lines if f"mine-{name}" in line["solution"]] for name in ("right", "wrong"))

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from opatlas.capture.capture_reader import read_capture_header
-from opatlas.data.csv_files import read_frame, read_text_csv
+from opatlas.data.csv_files import read_table, read_text_csv
 from opatlas.errors import TableError
 from opatlas.row.columns import BASE
 
@@ -30,7 +30,7 @@ def table(*, separator: str = ",", note: str = "größer", column: str = "Note",
 def error_of(path: Path, content: bytes) -> TableError:
     path.write_bytes(content)
     with pytest.raises(TableError) as caught:
-        read_frame(path)
+        read_table(path).to_pandas()
     assert path.read_bytes() == content
     return caught.value
 
@@ -49,9 +49,9 @@ def test_another_separator_is_named(tmp_path: Path, separator: str, name: str, q
 def test_a_separator_of_shapes_is_none_of_fields(tmp_path: Path) -> None:
     path = tmp_path / "MatMulV2.csv"
     path.write_text(table(column="a;b|c"))
-    assert len(read_frame(path)) == 2
+    assert len(read_table(path)) == 2
     path.write_text('"one;Input Shapes"\nx\n')
-    assert list(read_text_csv(path).columns) == ["one;Input Shapes"]
+    assert read_text_csv(path).column_names == ["one;Input Shapes"]
 
 
 @pytest.mark.parametrize(("encoding", "shown"), [("latin-1", "größer"), ("cp1252", "€ größer")])

@@ -25,6 +25,7 @@ GOOD = """
         inputs: [[m, twice], [], null]
         outputs: [[m, h]]
         forms: [BF16;FLOAT; -> BF16]
+        cells: {Tokens: m, Name: {text: scale}, Lengths: {count: m, each: h}}
     kernels:
       Scale: {pattern: scale, core: AI_CORE}
     """
@@ -45,6 +46,9 @@ MISTAKES = [
     ("-> BF16]", "-> BF17]", "pattern 'scale', key 'forms', form 'BF16;FLOAT; -> BF17'"),
     ("BF16;FLOAT; -> BF16", "BF16;FLOAT;", "pattern 'scale', key 'forms', form 'BF16;FLOAT;'"),
     ("BF16;FLOAT; -> BF16", "BF16;FLOAT -> BF16", "pattern 'scale', form 'BF16;FLOAT -> BF16'"),
+    ("Tokens: m", "Tokens: n", "pattern 'scale', cell 'Tokens', expression 'n'"),
+    ("each: h", "each: w", "pattern 'scale', cell 'Lengths', expression 'w'"),
+    ("{count: m, each: h}", "{count: m}", "pattern 'scale', cell 'Lengths', expression ''"),
     ("[1, 2, 4]", "[1, 4, 2]", "grid 'tokens'"),
     ("pattern: scale", "pattern: scala", "kernel 'Scale', key 'pattern'"),
     ("Scale:", "a/b:", "kernel 'a/b'"),
@@ -58,6 +62,7 @@ WRONG_TYPES = [
     ("width: hidden", "width: {form: hidden}", "pattern 'scale', axis 'width'", "form"),
     ("width: hidden", "width: [0.5]", "pattern 'scale', axis 'width'", "$[0]"),
     ("2 * h", "true", "pattern 'scale', key 'let', 'twice'", "bool"),
+    ("text: scale", "texts: scale", "pattern 'scale'", "texts"),
     ("pattern: scale", "pattern: []", "kernel 'Scale'", "$.pattern"),
     ("[1, 2, 4]", "[1, 0.5]", "grid 'tokens'", "float"),
     ("[1, 2, 4]", "[-1, 2]", "grid 'tokens'", ">= 1"),
@@ -108,7 +113,7 @@ def test_every_pattern_is_used() -> None:
     text = PATH.read_text()
     for line in text[text.index("\npatterns:") : text.index("\nkernels:")].splitlines():
         if line.startswith("  ") and line[2].isalpha():
-            assert line.strip(" :") in used
+            assert line.split(":")[0].strip() in used
 
 
 @pytest.mark.parametrize(

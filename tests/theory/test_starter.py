@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from opatlas.shapes.models import QWEN3_32B
-from opatlas.shapes.starter import MODELS, RowsPart, write_gpu_rows, write_starter
+from opatlas.shapes.starter import MODELS, Entry, RowsPart, write_gpu_rows, write_starter
 from tests_of_shapes import sizes_of_shapes
 
 from opatlas.data.database import Database
@@ -101,7 +101,8 @@ def test_every_shape_of_every_model_has_enough_sizes(folder: Path, kernel_type: 
 def test_rows_of_one_dtype(tmp_path: Path) -> None:
     """Products of quantized matrices are in FP8 where torch has a kernel, and in INT8 where a library has one."""
     targets = Targets([QWEN3_32B], (1,), (1,))
-    part = RowsPart("QuantBatchMatmulV3", "quant_matmul", sizes=2, dtype="INT8", targets=targets)
+    entry = Entry(["QuantBatchMatmulV3"], dtype="INT8")
+    part = RowsPart("QuantBatchMatmulV3", "quant_matmul", entry, 2, targets)
     database = Database(tmp_path)
     assert part.write(database, 16 * GB, is_npu=False) == 2 * 4
     assert part.write(database, 16 * GB, is_npu=False) == 0

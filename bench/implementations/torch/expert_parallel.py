@@ -54,11 +54,15 @@ def dispatch_ffn_combine(
         x, expert_idx, probs = x[active], expert_idx[active], probs[active]
     copies, position = moe_token_permute(x, expert_idx)
     if group:
-        computed = _compute_on_owners(copies, expert_idx, own, expert_token_nums)
+        ranks = distributed.get_world_size()
+        sent = _TokenCopies(expert_idx, group_ep=group, ep_world_size=ranks, moe_expert_num=len(own.up) * ranks)
+        received, arrived = sent.sender_to_experts()
+        counts = received.sum(1)
+        computed = sent.send_back(own.compute(arrived(copies), counts), received.flatten().cumsum(0))
     else:
         counts = torch.bincount(expert_idx.flatten(), minlength=len(own.up))
-        expert_token_nums.copy_(counts)
         computed = own.compute(copies, counts)
+    expert_token_nums.copy_(counts)
     combined = moe_token_unpermute(computed, position, probs)
     if x_active_mask is None:
         out.copy_(combined)
@@ -93,27 +97,6 @@ class _Experts:
             hidden = _quantized_product(copies[own], up, self.up_scale[expert], torch.float32)
             computed[own] = _quantized_product(swiglu(hidden, -1), down, self.down_scale[expert], copies.dtype)
         return computed
-
-
-def _compute_on_owners(copies: Tensor, expert_idx: Tensor, own: _Experts, expert_token_nums: Tensor) -> Tensor:
-    """Sends each token to the ranks of its experts, which compute its results and send them back."""
-    experts, ranks = len(own.up), distributed.get_world_size()
-    sent = torch.bincount(expert_idx.flatten(), minlength=experts * ranks).reshape(ranks, experts)
-    received = torch.empty_like(sent)
-    distributed.all_to_all_single(received, sent)
-    there, back = sent.sum(1).tolist(), received.sum(1).tolist()
-    arrived = copies.new_empty(sum(back), copies.shape[1])
-    _all_to_all(arrived, copies, back, there)
-    # Rows arrive by rank, and by expert from each rank.
-    expert = torch.arange(experts, device=copies.device).repeat(ranks).repeat_interleave(received.flatten())
-    order = expert.argsort(stable=True)
-    counts = received.sum(0)
-    expert_token_nums.copy_(counts)
-    computed = torch.empty_like(arrived)
-    computed[order] = own.compute(arrived[order], counts)
-    returned = torch.empty_like(copies)
-    _all_to_all(returned, computed, there, back)
-    return returned
 
 
 def _all_to_all(received: Tensor, sent: Tensor, received_rows: list[int], sent_rows: list[int]) -> None:

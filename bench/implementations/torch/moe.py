@@ -27,8 +27,6 @@ def moe_gating_top_k(
     group_count: int = 1,
     group_select_mode: int = 0,
     norm_type: int = 0,
-    routed_scaling_factor: float = 1.0,
-    eps: float = 1e-20,
     **of_npu: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Maps logits (T, E) to the weights of k experts, their numbers, and all normalized logits in float32.
@@ -45,8 +43,8 @@ def moe_gating_top_k(
     experts = score.topk(k, dim=-1).indices
     weights = norm.gather(-1, experts)
     if norm_type == 1:
-        weights = weights / (weights.sum(dim=-1, keepdim=True) + eps)
-    return (weights * routed_scaling_factor).to(x.dtype), experts.to(torch.int32), norm
+        weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
+    return weights.to(x.dtype), experts.to(torch.int32), norm
 
 
 def moe_gating_top_k_softmax(x: Tensor, finished: None, k: int) -> tuple[Tensor, Tensor, Tensor]:

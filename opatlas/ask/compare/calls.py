@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from statistics import median, pvariance
 
 from opatlas.formats import percent
@@ -23,7 +22,7 @@ from opatlas.row.quality import (
 from opatlas.row.rounds import LEAST_DIFFERENCE, LEAST_FOR_INTERVAL, LEVEL, PairVerdict, RatioInterval, two_sided_t
 from opatlas.row.status import Status
 from opatlas.row.table import Row
-from opatlas.text import parse_whole
+from opatlas.text import Word, parse_whole
 
 #: The status of a row that a database lacks, or that was never run.
 MISSING = "missing"
@@ -190,15 +189,12 @@ def captured_call(row: Row) -> RowCall:
     return RowCall(row, row.captured) if row.captured is not None else RowCall()
 
 
-class Basis(str, Enum):
+class Basis(Word):
     """What the interval of a comparison knows of the changes of a machine."""
 
     ROUNDS = "rounds"
     POOLED_RUNS = "pooled runs"
     DEFAULT = "default"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,14 @@ import numpy as np
 
 from opatlas.ask.compare.calls import RowCall
 from opatlas.ask.compare.states import read_run
-from opatlas.ask.compare.steps import LEAST_COMMON, LEAST_RUNS, Change, Values, search
+from opatlas.ask.compare.steps import LEAST_COMMON, LEAST_RUNS, Change, search
 from opatlas.data import log
 from opatlas.data.database import Database
 from opatlas.data.manifest import Manifest, read_manifests
 from opatlas.data.origin import run_drivers, run_origins
 from opatlas.errors import OpAtlasError
 from opatlas.row.columns import CACHE_STATE, IMPLEMENTATION, INSTRUMENT, STAND_IN
+from opatlas.row.quality import Floats
 from opatlas.row.record import RowName
 from opatlas.row.rounds import LEAST_DIFFERENCE
 from opatlas.row.signature import RowChoice, make_case_id
@@ -178,7 +179,7 @@ def _disturbed(manifests: Mapping[str, Manifest]) -> frozenset[str]:
     return frozenset(run for run, disturbances in found.items() if disturbances - always)
 
 
-def _shifts(values: Values, common: Sequence[float], runs: Sequence[str]) -> Iterator[Shift]:
+def _shifts(values: Floats, common: Sequence[float], runs: Sequence[str]) -> Iterator[Shift]:
     """Yields the changes of what all rows have in common that are large enough to count."""
     known = ~np.isnan(values)
     for place, (before, after) in enumerate(pairwise(common)):

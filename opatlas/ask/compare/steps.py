@@ -17,9 +17,9 @@ from functools import cache
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 
 from opatlas.ask.compare.calls import LEAST_SPREAD, MAD_OF_NORMAL
+from opatlas.row.quality import Floats, Mask, Positions
 from opatlas.row.rounds import LEAST_DIFFERENCE, two_sided_p, two_sided_t
 
 #: As many runs does the expected spread count for.
@@ -43,10 +43,6 @@ _LEAST_INSIDE = 2
 _LEAST_FOR_SPREAD = 10
 #: The median of rows and runs settles in a few turns.
 _TURNS = 10
-Series = npt.NDArray[np.float64]
-Values = npt.NDArray[np.float64]
-Mask = npt.NDArray[np.bool_]
-Indices = npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True)
@@ -80,11 +76,11 @@ class Found:
     """
 
     changes: Sequence[Change]
-    common: Series
+    common: Floats
     spread: float
 
 
-def search(values: Values, noise: Sequence[float] = (), chosen: Sequence[bool] = ()) -> Found:
+def search(values: Floats, noise: Sequence[float] = (), chosen: Sequence[bool] = ()) -> Found:
     """Returns the changes of rows.
 
     Args:
@@ -115,7 +111,7 @@ def search(values: Values, noise: Sequence[float] = (), chosen: Sequence[bool] =
     return Found(found, common, spread)
 
 
-def common_levels(values: Values) -> Series:
+def common_levels(values: Floats) -> Floats:
     """Returns what all rows of each run have in common: logarithms, 0 for the newest run.
 
     These are medians of rows and runs in turn (Tukey's median polish). A run of fewer than LEAST_COMMON rows has the
@@ -132,12 +128,12 @@ def common_levels(values: Values) -> Series:
         of_rows = np.nanmedian(rows - of_runs, axis=1, keepdims=True)
         of_runs = np.nanmedian(rows - of_rows, axis=0)
     places = np.searchsorted(telling, np.arange(values.shape[1]), side="right") - 1
-    found: Series = of_runs[np.maximum(places, 0)]
+    found: Floats = of_runs[np.maximum(places, 0)]
     found -= found[-1]
     return found
 
 
-def _changes(row: int, values: Series, runs: Indices, steps: Sequence[int]) -> Iterator[Change]:
+def _changes(row: int, values: Floats, runs: Positions, steps: Sequence[int]) -> Iterator[Change]:
     """Yields the steps of a row; `values` are of its undisturbed runs."""
     ends = (0, *steps, len(runs))
     for begin, position, end in zip(ends, ends[1:], ends[2:], strict=False):
@@ -146,7 +142,7 @@ def _changes(row: int, values: Series, runs: Indices, steps: Sequence[int]) -> I
         yield Change(row, *places, levels, (position - begin, end - position), is_newest=end == len(runs))
 
 
-def _stands_out(own: Values, change: Change, runs: Indices, spread: float) -> bool:
+def _stands_out(own: Floats, change: Change, runs: Positions, spread: float) -> bool:
     """Returns whether a row differs from what all rows did between the runs before and after a change.
 
     Machines that become slower do so for some rows more than for others: rows then differ by more than their spread.
@@ -185,7 +181,7 @@ def spread_between_runs(gaps: Iterable[Sequence[float]]) -> float:
     return max(float(np.median(found)), LEAST_SPREAD) if found else LEAST_SPREAD
 
 
-def undisturbed(values: Sequence[float] | Series, spread: float) -> Indices:
+def undisturbed(values: Sequence[float] | Floats, spread: float) -> Positions:
     """Returns the positions of a series without the pieces that are up, or down, and back again."""
     series = np.asarray(values, dtype=np.float64)
     at = np.arange(len(series))
@@ -197,7 +193,7 @@ def undisturbed(values: Sequence[float] | Series, spread: float) -> Indices:
     return at
 
 
-def probability_of_no_change(values: Sequence[float] | Series, spread: float) -> float:
+def probability_of_no_change(values: Sequence[float] | Floats, spread: float) -> float:
     """Returns the probability that chance makes a piece as clear as the clearest of a series.
 
     Args:
@@ -211,7 +207,7 @@ def probability_of_no_change(values: Sequence[float] | Series, spread: float) ->
     return _clearest_piece(series, spread).p if len(series) >= LEAST_RUNS else 1.0
 
 
-def find_steps(values: Sequence[float] | Series, spread: float, most_p: float, least_size: float) -> tuple[int, ...]:
+def find_steps(values: Sequence[float] | Floats, spread: float, most_p: float, least_size: float) -> tuple[int, ...]:
     """Returns the index of the first value after each step of a series, ascending.
 
     Args:
@@ -233,7 +229,7 @@ def largest_probability(p: Iterable[float], share: float) -> float:
     return max(accepted, default=0.0)
 
 
-def _search(values: Series, at: Indices, spread: float, most_p: float, least_size: float) -> Iterator[int]:
+def _search(values: Floats, at: Positions, spread: float, most_p: float, least_size: float) -> Iterator[int]:
     """Yields the positions of steps among some positions of a series."""
     if len(at) < LEAST_RUNS:
         return
@@ -260,7 +256,7 @@ class _Piece:
     p: float
 
 
-def _is_disturbance(values: Series, piece: _Piece) -> bool:
+def _is_disturbance(values: Floats, piece: _Piece) -> bool:
     """Returns whether a piece lies inside, and its neighbours differ less from each other than half as much as it.
 
     A piece of fewer runs than a step has on both sides is none either.
@@ -271,7 +267,7 @@ def _is_disturbance(values: Series, piece: _Piece) -> bool:
     return piece.stop - piece.start < LEAST_SIDE or abs(change) < abs(piece.size) / 2
 
 
-def _clearest_piece(values: Series, spread: float) -> _Piece:
+def _clearest_piece(values: Floats, spread: float) -> _Piece:
     count = len(values)
     sums = np.concatenate([[0.0], np.cumsum(values)])
     starts, stops = _pieces(count)
@@ -284,7 +280,7 @@ def _clearest_piece(values: Series, spread: float) -> _Piece:
     return _Piece(int(starts[best]), int(stops[best]), float(differences[best]), p)
 
 
-def _probability(values: Series, explained: float, tried: int, spread: float) -> float:
+def _probability(values: Floats, explained: float, tried: int, spread: float) -> float:
     """Returns the probability that the best of `tried` descriptions explains as much of the sum of squares."""
     rest = max(float(((values - values.mean()) ** 2).sum()) - explained, 0.0)
     freedom = PRIOR_RUNS + len(values) - 2
@@ -293,7 +289,7 @@ def _probability(values: Series, explained: float, tried: int, spread: float) ->
 
 
 @cache
-def _pieces(count: int) -> tuple[Indices, Indices]:
+def _pieces(count: int) -> tuple[Positions, Positions]:
     """Returns the starts and stops of all pieces: at the end with LEAST_SIDE runs and as many before, and inside.
 
     A single run that differs from both neighbours is no piece.

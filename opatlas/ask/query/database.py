@@ -273,10 +273,11 @@ class OpenDatabase:
         from opatlas.theory.sources import resolve_model
 
         facts, asked = resolve_model(model), Step(model, **step)
-        layouts = [step_calls(facts, asked, nz_weights=nz) for nz in (False, True)]
+        calls = step_calls(facts, asked)
         memory = step_memory(facts, asked, self.answers.device_fact("memory_bytes"))
-        if 0 < memory.device < memory.needed and not any_memory:
+        if not (memory.fits or any_memory):
             raise UsageError(f"{asked}: does not fit the device: {memory}")
+        layouts = zip(calls, step_calls(facts, asked, nz_weights=True), strict=True)
         names = [implementation] if isinstance(implementation, str) else implementation
         everything = FASTEST in names
         stack = (FASTEST,) if everything else tuple(self._chosen(names)) if names else default_stack(self.answers)
@@ -284,7 +285,7 @@ class OpenDatabase:
         return ModelCost(
             facts.name,
             self.path,
-            part_costs(self.answers, stack, zip(*layouts, strict=True), tell, self._costs),
+            part_costs(self.answers, stack, layouts, tell, self._costs),
             stack=stack if everything else tuple(self.implementations[name].label for name in stack),
             step=asked,
             dtype=dtype,

@@ -32,7 +32,7 @@ from opatlas.data.manifest import Manifest, read_manifests
 from opatlas.data.origin import Provenance, are_one_device, database_device, joined
 from opatlas.errors import OpAtlasError
 from opatlas.row import columns as col
-from opatlas.row.communication import BY_NAME, Collective, is_communication
+from opatlas.row.communication import BY_NAME, is_communication
 from opatlas.row.location import communication_library, device_kind, messages_of_device
 from opatlas.row.signature import row_cells, signature, signatures
 from opatlas.row.slots import known_dtype
@@ -222,14 +222,16 @@ class ImplementationAnswers:
 
         tables = {name: self.stored_rows(kernel_type, name) for name in names}
         places = {name: rows.places(frame) for name, rows in tables.items()}
-        stored = _fastest(
+        stored = [
             self._stored(rows).iloc[places[name][there]].set_index(there)
             for name, rows in tables.items()
             if len(there := np.flatnonzero(places[name] >= 0))
-        )
-        row_us = stored["Duration(us)"].reindex(range(len(frame))).to_numpy(dtype=np.float64)
+        ]
+        row_us = np.full(len(frame), np.nan)
+        for each in stored:
+            row_us[each.index] = np.fmin(row_us[each.index], each["Duration(us)"])
         cells: dict[int, Mapping[str, str]] = {}
-        alike, others = list[pd.DataFrame](), list[pd.DataFrame]()
+        predicted: list[pd.DataFrame] = []
         for name, rows in tables.items():
             asked = np.flatnonzero(places[name] < 0).tolist() if len(rows) else []
             if asked and rows.refused:
@@ -251,10 +253,10 @@ class ImplementationAnswers:
                 table = pd.DataFrame.from_dict(leading, orient="index", columns=list(ANSWER_COLUMNS[:5]))
                 notes = ["; ".join(filter(None, (unlike[i].dtypes, unlike[i].load))) for i in leading]
                 table = table.assign(**common, Composition=COMPOSITION_WORDS[rows.common["composed"]], Note=notes)
-                is_other = np.array([bool(unlike[i].dtypes) for i in leading])
-                alike += [table[~is_other]] if not is_other.all() else []
-                others += [table[is_other]] if is_other.any() else []
-        best = pd.concat([_fastest(alike), stored, _fastest(others)]).groupby(level=0).head(1)
+                predicted.append(table.assign(rank=[2 * bool(unlike[i].dtypes) for i in leading]))
+        ranked = [*predicted, *(each.assign(rank=1) for each in stored)]
+        every = pd.concat(ranked) if ranked else pd.DataFrame(columns=["rank", *ANSWER_COLUMNS])
+        best = every.sort_values(["rank", "Duration(us)"]).groupby(level=0).head(1)
         best = best.reindex(index=range(len(frame)), columns=list(ANSWER_COLUMNS))
         words = {name: best[name].astype(object).fillna("") for name in ANSWER_COLUMNS[3:]}
         answers: pd.DataFrame = best.assign(**words).set_axis(frame.index)
@@ -311,16 +313,6 @@ class _Unlike(NamedTuple):
     dtypes: str
     load: str
     other_load: bool
-
-
-def _fastest(tables: Iterable[pd.DataFrame]) -> pd.DataFrame:
-    """Returns of answers by the number of their question the fastest one to each."""
-    import pandas as pd
-
-    found = list(tables)
-    table = pd.concat(found) if found else pd.DataFrame(columns=list(ANSWER_COLUMNS))
-    fastest: pd.DataFrame = table.sort_values("Duration(us)", kind="stable").groupby(level=0).head(1)
-    return fastest
 
 
 def best_answer(names: Iterable[str], answer: Callable[[str], QueryResult]) -> QueryResult:
@@ -404,7 +396,15 @@ def answer_collective(
     rows = messages.stored_rows(kernel_type, label)
     counts = [count for cell in rows.cells(col.NUM_DEVICES) if (count := parse_whole(cell.strip()))]
     if counts and devices > max(counts):
-        return _of_more_devices(messages, BY_NAME[name], message_bytes, devices, max(counts), dtype, tier)
+        measured, collective, known = max(counts), BY_NAME[name], known_dtype(dtype)
+        wanted = message_bytes * collective.bus_share(devices) / collective.bus_share(measured)
+        alike = collective.message_bytes(round(wanted), measured, known.bytes if known is not None else 1)
+        answer = answer_collective(messages, name, alike, measured, dtype, tier)
+        low, high = answer.interval_us
+        # A guess: latencies of more steps, other topologies and other algorithms are not in it.
+        factor = 1 + math.log2(devices / measured)
+        note = f"no row has {devices} devices: from {measured} with as many bytes on the busiest link ({alike})"
+        return replace(answer, interval_us=(low / factor, high * factor), how=How.EXTRAPOLATED, note=note)
     tiers = Counter(
         each
         for each, count in zip(rows.cells(col.TOPOLOGY_TIER), rows.cells(col.NUM_DEVICES), strict=True)
@@ -418,25 +418,3 @@ def answer_collective(
         col.TOPOLOGY_TIER: chosen,
     }
     return messages.answer_row(label, kernel_type, cells)
-
-
-def _of_more_devices(
-    messages: ImplementationAnswers,
-    collective: Collective,
-    message_bytes: int,
-    devices: int,
-    measured: int,
-    dtype: str,
-    tier: int | None,
-) -> QueryResult:
-    """Returns the duration with more devices than were measured, from that with `measured` ones."""
-    known = known_dtype(dtype)
-    element = known.bytes if known is not None else 1
-    wanted = message_bytes * collective.bus_share(devices) / collective.bus_share(measured)
-    alike = collective.message_bytes(round(wanted), measured, element)
-    answer = answer_collective(messages, collective.name, alike, measured, dtype, tier)
-    low, high = answer.interval_us
-    # A guess: latencies of more steps, other topologies and other algorithms are not in it.
-    factor = 1 + math.log2(devices / measured)
-    note = f"no row has {devices} devices: from {measured} with as many bytes on the busiest link ({alike})"
-    return replace(answer, interval_us=(low / factor, high * factor), how=How.EXTRAPOLATED, note=note)

@@ -22,7 +22,7 @@ from opatlas.ask.query.question import How, NoAnswer, QueryResult
 from opatlas.ask.query.step_time import StepTime, step_time
 from opatlas.data.origin import are_one_device, joined
 from opatlas.errors import OpAtlasError
-from opatlas.files import read_safely
+from opatlas.files import read_file
 from opatlas.row.columns import DTYPE, EXPERT_LOAD, MESSAGE_BYTES, NUM_DEVICES
 from opatlas.row.communication import BY_KERNEL_TYPE
 from opatlas.row.quality import Source
@@ -407,12 +407,9 @@ def default_stack(answers: ImplementationAnswers) -> tuple[str, ...]:
     """
     measured = tuple(answers.implementations)
     path: Path = answers.path / STACK
-    try:
-        text = read_safely(path, _LARGEST_BYTES).decode("utf-8", errors="replace")
-    except FileNotFoundError:
+    if not (path.exists() or path.is_symlink()):
         return measured
-    except OSError as error:
-        raise OpAtlasError(f"{path}: cannot be read ({error.strerror}): check its permissions") from None
+    text = read_file(path, _LARGEST_BYTES, "check its permissions").decode("utf-8", errors="replace")
     named = [word.strip() for word in text.replace("\n", ",").split(",") if word.strip()]
     found = tuple(name for name in dict.fromkeys(named) if name in measured)
     if not found:

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import platformdirs
 from threadpoolctl import ThreadpoolController
 
@@ -28,7 +27,7 @@ from opatlas.data.manifest import code_digest
 from opatlas.errors import OpAtlasError
 from opatlas.files import read_safely
 from opatlas.row.communication import is_communication
-from opatlas.row.quality import NOISE_LIMIT, Mask
+from opatlas.row.quality import NOISE_LIMIT, Floats, Mask
 
 #: The interval of a duration that comes from few rows: a factor.
 _FACTOR_OF_FEW = 3.0
@@ -137,7 +136,7 @@ class Predictor:
                 found[i] = prediction
         return found
 
-    def correlations(self, cells: Sequence[Mapping[str, str]]) -> npt.NDArray[np.float64] | None:
+    def correlations(self, cells: Sequence[Mapping[str, str]]) -> Floats | None:
         """Returns how the errors of the predictions of rows are correlated; None unless a model predicts them all."""
         features = list(map(self._features_of, cells))
         known = [each for each in features if each is not None and _width(each) == self._width]

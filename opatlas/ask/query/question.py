@@ -8,20 +8,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from itertools import combinations, combinations_with_replacement
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from opatlas.errors import CellError, OpAtlasError
 from opatlas.row.columns import INPUT_SHAPES, INPUT_SLOTS, OUTPUT_SHAPES, OUTPUT_SLOTS, RUNTIME, RUNTIME_PREFIX
-from opatlas.row.quality import NOISE_LIMIT, Floats
+from opatlas.row.quality import NOISE_LIMIT, Floats, Mask
 from opatlas.row.slots import dtype_name, known_dtype, normal_words, parse_slots, split_cell
-from opatlas.text import parse_whole
+from opatlas.text import Word, parse_whole
 
 if TYPE_CHECKING:
     from opatlas.ask.query.answering_rows import AnsweringRows
@@ -41,16 +39,13 @@ class NoAnswer(OpAtlasError):
     """A question without an answer. The message names the missing data, and the data that the database has instead."""
 
 
-class How(str, Enum):
+class How(Word):
     """How a duration is known, from the best to the worst."""
 
     MEASURED = "measured"  # the row is stored
     INTERPOLATED = "interpolated"  # from rows around it
     EXTRAPOLATED = "extrapolated"  # from rows that are all smaller, or all larger
     ANALYTIC = "analytic"  # from bytes and operations
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +150,7 @@ def measured_half_widths(
     samples: Floats | float,
     duration_us: Floats | float,
     floors: Floats | float,
-    noisy: npt.NDArray[np.bool_] | bool,
+    noisy: Mask | bool,
 ) -> Floats:
     """Returns the half widths, as shares of the durations, of the intervals of stored rows, or of one row.
 

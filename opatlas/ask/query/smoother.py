@@ -14,9 +14,8 @@ from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
-from opatlas.row.quality import Floats, Mask
+from opatlas.row.quality import Floats, Mask, Positions
 
 _ITERATIONS = 60
 #: Residuals of the logarithm beyond this count linearly, so that few slow rows do not move the peaks.
@@ -192,7 +191,7 @@ class Kriged:
 
     mean: Floats
     deviation: Floats
-    nearest: npt.NDArray[np.intp]
+    nearest: Positions
     distance: Floats
 
 
@@ -217,7 +216,7 @@ def krige(
 
 def _krige(
     covariance: Covariance, known: Floats, values: Floats, asked: Floats, count: int, hidden: Mask | None
-) -> tuple[Floats, Floats, npt.NDArray[np.intp], Floats]:
+) -> tuple[Floats, Floats, Positions, Floats]:
     squares = _squares(asked, known)
     if hidden is not None:
         squares = np.where(hidden, np.inf, squares)

@@ -78,13 +78,11 @@ class StepGrid:
     """The costs of decode steps of a model.
 
     Attributes:
-        first: the cost of a middling step on as few devices as hold it.
         divisions: tp and ep of the devices.
         stacks: implementations, as for `OpenDatabase.model`, by a name.
         steps: by stack, division, context and batch, in this order.
     """
 
-    first: ModelCost
     divisions: Sequence[tuple[int, int]]
     stacks: Mapping[str, Sequence[str]]
     steps: Sequence[SweptStep]
@@ -112,20 +110,12 @@ def answered_steps(opened: OpenDatabase, most: int, tell: Callable[[str], object
 
 def _middling_step(opened: OpenDatabase, facts: ModelFacts) -> Step | None:
     """Returns a decode step on as few devices as hold it; None if no number of devices does."""
-    for tp, ep in _divisions(facts.name):
-        step = Step(facts.name, _BATCH, _CONTEXT, tp, ep)
-        if not _too_large(opened, step):
-            return step
+    device = opened.answers.device_fact("memory_bytes")
+    for step in (Step(facts.name, _BATCH, _CONTEXT, tp, ep) for tp, ep in _divisions(facts.name)):
+        with suppress(UsageError):
+            if step_memory(facts, step, device).fits:
+                return step
     return None
-
-
-def _too_large(opened: OpenDatabase, step: Step) -> str:
-    """Returns why a step does not fit the device; "" if it does, or if devices do not divide the model so."""
-    with suppress(UsageError):
-        memory = step_memory(resolve_model(step.model), step, opened.answers.device_fact("memory_bytes"))
-        if 0 < memory.device < memory.needed:
-            return f"does not fit the device: {memory}"
-    return ""
 
 
 def _stored_share(opened: OpenDatabase, step: Step) -> float:
@@ -166,13 +156,9 @@ def step_grid(opened: OpenDatabase, first: ModelCost, tell: Callable[[str], obje
         for context in CONTEXTS
         for batch in BATCHES
     ]
-    # Its calls need not be made to tell this.
-    too_large = {step: _too_large(opened, step) for step in steps}
-    found: list[SweptStep] = []
-    for stack in stacks.values():
-        costs = iter(step_costs(opened, [step for step in steps if not too_large[step]], stack, tell))
-        found += [(step, None, too_large[step]) if too_large[step] else next(costs) for step in steps]
-    return StepGrid(first, divisions, stacks, found)
+    return StepGrid(
+        divisions, stacks, [each for stack in stacks.values() for each in step_costs(opened, steps, stack, tell)]
+    )
 
 
 class _NoStep(UsageError):

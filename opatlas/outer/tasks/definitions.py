@@ -12,14 +12,16 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from opatlas.errors import OpAtlasError
 from opatlas.files import read_file
 from opatlas.typed_json import DecodeError, decode
 
+T = TypeVar("T")
 #: The file of a definition of SOL-ExecBench, and the folder with those of flashinfer-bench.
 _DEFINITION, _DEFINITIONS = "definition.json", "definitions"
 _LARGEST_BYTES = 4 << 20
@@ -50,23 +52,20 @@ def get_inputs_dyn_list():
 """
 
 
-@dataclass(frozen=True)
-class _Axis:
+class _Axis(msgspec.Struct):
     type: str
     value: int = 0
     expression: str = ""
 
 
-@dataclass(frozen=True)
-class _Tensor:
+class _Tensor(msgspec.Struct):
     """`shape` are names of axes; None for a number of Python."""
 
     dtype: str
     shape: list[str] | None = None
 
 
-@dataclass(frozen=True)
-class _Definition:
+class _Definition(msgspec.Struct):
     reference: str
     axes: dict[str, _Axis]
     inputs: dict[str, _Tensor]
@@ -74,25 +73,19 @@ class _Definition:
     custom_inputs_entrypoint: str | None = None
 
 
-@dataclass(frozen=True)
-class _Given:
+class _Given(msgspec.Struct):
     type: str
     value: int | float | bool | None = None
     path: str = ""
     tensor_key: str = ""
 
 
-@dataclass(frozen=True)
-class _Workload:
-    axes: dict[str, int] = field(default_factory=dict)
-    inputs: dict[str, _Given] = field(default_factory=dict)
-    uuid: str = ""
-
-
-@dataclass(frozen=True)
-class _Line(_Workload):
+class _Workload(msgspec.Struct):
     """A line of a file of workloads: a workload, or a trace, which has one."""
 
+    axes: dict[str, int] = {}
+    inputs: dict[str, _Given] = {}
+    uuid: str = ""
     workload: _Workload | None = None
 
 
@@ -120,20 +113,17 @@ def definition_name(path: Path) -> str:
 def task_text(path: Path) -> bytes:
     """Returns the text of the task of a definition. Raises OpAtlasError if it, or its workloads, cannot be read."""
     definition = _read_definition(path)
-    calls = []
-    for line in workload_lines(path):
-        workload = _decoded(line, _Line, _workloads(path))
-        calls.append(_call(path, definition, workload.workload or workload))
+    lines = [_decoded(line, _Workload, _workloads(path)) for line in workload_lines(path)]
+    calls = [_call(path, definition, line.workload or line) for line in lines]
     return _TASK.format(reference=definition.reference, workloads=calls).encode()
 
 
 def _read_definition(path: Path) -> _Definition:
     text = read_file(path, _LARGEST_BYTES, "correct the path or its rights")
-    found: _Definition = _decoded(text, _Definition, path)
-    return found
+    return _decoded(text, _Definition, path)
 
 
-def _decoded(text: bytes, kind: type[Any], path: Path) -> Any:
+def _decoded(text: bytes, kind: type[T], path: Path) -> T:
     try:
         return decode(text, kind, str(path))
     except DecodeError as error:

@@ -1,4 +1,4 @@
-"""`opatlas traces`: what was measured of definitions, as traces of flashinfer-bench and SOL-ExecBench.
+"""Traces of `opatlas export`: what was measured of definitions, in the schema of flashinfer-bench and SOL-ExecBench.
 
 A line of a trace is a workload of a definition, a solution, and its evaluation. Sources: those of definitions.py.
 """
@@ -9,9 +9,7 @@ import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
-
-from cyclopts import Parameter
+from typing import Any
 
 from opatlas.ask.compare.databases import implementations_of
 from opatlas.ask.compare.regressions import run_facts
@@ -19,37 +17,28 @@ from opatlas.data.csv_files import write_text
 from opatlas.data.database import Database
 from opatlas.data.manifest import Manifest, read_manifests
 from opatlas.data.origin import run_origins
-from opatlas.errors import OpAtlasError, UsageError
+from opatlas.errors import OpAtlasError
 from opatlas.outer.tasks.definitions import definition_name, is_definition, workload_lines
 from opatlas.outer.tasks.task import Task, read_tasks
 from opatlas.row.columns import ERROR_CLASS, MAX_ERROR, MICROBENCH_MEDIAN, RUN_ID, STATUS, TASK_DIGEST, TASK_INPUTS
 from opatlas.row.quality import valid_duration
 from opatlas.row.status import Status
-from opatlas.show.parameters import DatabaseFolder
 from opatlas.show.result import Result, Table
 from opatlas.text import parse_real
 
 
-def traces(
-    database: DatabaseFolder,
-    definitions: Annotated[Path, Parameter(name="DEFINITIONS")],
-    /,
-    *,
-    output: Path,
-) -> Result:
-    """Writes what was measured of definitions as traces of flashinfer-bench and SOL-ExecBench, one JSON a line.
+def write_traces(database: Path, definitions: Path, output: Path) -> Result:
+    """Writes what was measured of definitions as traces, one JSON a line.
 
     Each candidate in its newest version is a solution; the reference is the Model of the task.
-
-    Exit status: 0 written; 1 nothing fits, or a file could not be read or written; 2 wrong usage.
 
     Args:
         database: the database of `opatlas bench --tasks DEFINITIONS`.
         definitions: the same folder, or file, of definitions.
-        output: FILE.jsonl.
+
+    Raises:
+        OpAtlasError: nothing fits, or a file could not be read or written.
     """
-    if output.suffix != ".jsonl":
-        raise UsageError(f"--output {output}: end the name with .jsonl")
     problems: list[str] = []
     base, *rivals = implementations_of(database)
     lines = []
