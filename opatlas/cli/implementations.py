@@ -256,12 +256,9 @@ def sample_rows(kernel_types: Sequence[str], database: Path | None) -> Mapping[s
             import_module("opatlas.shapes.starter").write_starter(Database(folder))
             found |= _smallest_rows(Database(folder), lacking)
     if without := [name for name in kernel_types if name not in found]:
-        where = database or "no default database"
-        has = "has no row" if database is not None else "has a row"
-        missing = ",".join(without)
         raise OpAtlasError(
-            f"{where} {has} of {', '.join(without)}, from which the arguments would be read: "
-            f"`opatlas shapes --ops {missing} --rows 4 --database-path DB` makes rows, --database-path DB takes them"
+            f"{database or 'default databases'}: no row of {', '.join(without)}, which has the arguments: `opatlas "
+            f"shapes --ops {','.join(without)} --rows 4 --database-path DB` makes rows, --database-path DB takes them"
         )
     return found
 

@@ -6,7 +6,6 @@ import csv
 import json
 import re
 import sys
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -39,14 +38,14 @@ class TraceTable:
     Attributes:
         columns: of the table.
         rows: complete events, each a row.
-        other: events of other phases, by phase. They have no duration.
+        other: the number of events of other phases, which have no duration.
         malformed: the first invalid complete events, each as `event 7: why`.
         malformed_count: all of them.
     """
 
     columns: list[str] = field(default_factory=lambda: list(COLUMNS))
     rows: int = 0
-    other: Counter[str] = field(default_factory=Counter)
+    other: int = 0
     malformed: list[str] = field(default_factory=list)
     malformed_count: int = 0
     _args: dict[str, None] = field(default_factory=dict)
@@ -72,19 +71,18 @@ class TraceTable:
         for number, event in enumerate(events, start=1):
             problem = _problem(event)
             if problem is None:
-                self.other[str(event.get("ph"))] += 1
+                self.other += 1
                 continue
             try:
                 cells = [] if problem else self._cells(event)
             except RecursionError:
                 problem = "its values are nested too deep"
-            if problem:
-                self.malformed_count += 1
-                if len(self.malformed) < _MALFORMED_NAMED:
-                    self.malformed.append(f"event {number}: {problem}")
-                continue
-            writer.writerow(cells)
-            self.rows += 1
+            if not problem:
+                writer.writerow(cells)
+                self.rows += 1
+            elif len(self.malformed) < _MALFORMED_NAMED:
+                self.malformed.append(f"event {number}: {problem}")
+            self.malformed_count += bool(problem)
 
     def _cells(self, event: Mapping[str, Any]) -> list[str]:
         name, args = _text(event.get("name")), _args(event)
@@ -112,20 +110,16 @@ def _args(event: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _kernel_type(name: str, args: Mapping[str, Any]) -> str:
-    for key in _TYPE_ARGS:
-        if key in args:
-            return _text(args[key])
+    if (key := next((key for key in _TYPE_ARGS if key in args), None)) is not None:
+        return _text(args[key])
     # Names of NPU kernels consist of API, variant and type: aclnnMatmul_MatMulV3Common_MatMulV3.
     return name.rpartition("_")[2] if name.startswith("aclnn") and name.count("_") >= 2 else ""
 
 
 def _shapes(args: Mapping[str, Any]) -> str:
     """Returns shapes as in the database: `136,7168;7168,3584`."""
-    for key in _SHAPE_ARGS:
-        if key in args:
-            value = args[key]
-            return ";".join(_slots(value)) if isinstance(value, list) else _text(value).strip('"')
-    return ""
+    value = next((args[key] for key in _SHAPE_ARGS if key in args), None)
+    return ";".join(_slots(value)) if isinstance(value, list) else _text(value).strip('"')
 
 
 def _slots(shapes: Sequence[Any]) -> list[str]:
@@ -188,15 +182,8 @@ def trace_to_csv(*, trace: Path, output: Path | None = None) -> Result:
     problems += [f"{trace}: {problem}" for problem in table.malformed]
     if more := table.malformed_count - len(table.malformed):
         problems.append(f"{trace}: {more:,} more malformed events")
-    counts = Fields(
-        {
-            "rows": table.rows,
-            "columns": len(table.columns),
-            "other events": table.other.total(),
-            **{f"phase {phase}": count for phase, count in table.other.most_common(6)},
-        }
-    )
-    return Result([counts, Fields({"table": str(output)})], problems=problems)
+    counts = {"rows": table.rows, "columns": len(table.columns), "other events": table.other}
+    return Result([Fields({**counts, "table": str(output)})], problems=problems)
 
 
 if __name__ == "__main__":

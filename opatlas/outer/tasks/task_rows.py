@@ -157,17 +157,11 @@ def find_candidates(tasks: Sequence[Task]) -> Finder:
     by_name = _by_name(tasks)
 
     def find(root: Path, files: Sequence[Path]) -> Iterator[KernelInFile | str]:
-        count, notes = 0, []
-        for path in files:
-            found = _candidate(path, root, by_name)
-            if isinstance(found, str):
-                notes.append(found)
-            count += isinstance(found, KernelInFile)
-            if found is not None:
-                yield found
-        if not count:
-            why = f" ({notes[0]})" if notes else ""
+        found = [each for path in files if (each := _candidate(path, root, by_name)) is not None]
+        if not any(isinstance(each, KernelInFile) for each in found):
+            why = f" ({found[0]})" if found else ""
             raise OpAtlasError(f"{root}: holds no candidate{why}: name a file after a task ({tasks[0].name}.py)")
+        yield from found
 
     return find
 
