@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 
 from opatlas.theory.models import OptionalSize, Size
+from opatlas.yaml_file import read_yaml
+
+_PATH = Path(import_module("opatlas.shapes").__path__[0], "model_kinds.yaml")
 
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
 #: The kind of each layer: a list, or a text with a letter for each.
@@ -84,9 +88,8 @@ class Experts(msgspec.Struct):
     scoring_func: Literal["", "softmax", "sigmoid"] = ""
 
 
-@dataclass(frozen=True)
-class ModelKind:
-    """How the configurations of a kind of model are read.
+class ModelKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How the configurations of a kind of model are read: an entry of shapes/model_kinds.yaml.
 
     Attributes:
         attention: multi-head latent attention, with or without an indexer, or queries that share keys.
@@ -107,7 +110,7 @@ class ModelKind:
     width: str = ""
     sparse: Literal["all", "later", "steps"] = "all"
     scores: Literal["softmax", "sigmoid"] = "softmax"
-    defaults: Mapping[str, Any] = field(default_factory=dict)
+    defaults: dict[str, Any] = {}
     head_norms: bool = False
     own_keys: bool = False
     other: str = SLIDING
@@ -119,75 +122,18 @@ class ModelKind:
 
 
 MOE_WIDTH, CYCLE = "moe_intermediate_size", "full_attention_interval"
-_DEEPSEEK_V3 = ModelKind("latent", MOE_WIDTH, "later", "sigmoid", {"first_k_dense_replace": 3, "n_shared_experts": 1})
-_NEXT = ModelKind(
-    head_norms=True,
-    gated=True,
-    other=LINEAR,
-    defaults={
-        CYCLE: 4,
-        "head_dim": 256,
-        "partial_rotary_factor": 0.25,
-        "linear_num_key_heads": 16,
-        "linear_num_value_heads": 32,
-        "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128,
-        "linear_conv_kernel_dim": 4,
-    },
-)
-#: Of Qwen: a window is in use only if the file says so, and in later layers.
-_NO_WINDOW = {"use_sliding_window": False, "max_window_layers": 28}
-_INDEXER = {**_DEEPSEEK_V3.defaults, "index_n_heads": 64, "index_head_dim": 128, "index_topk": 2048}
+
+
+def _read_kinds() -> dict[str, ModelKind]:
+    found: dict[str, dict[str, Any]] = {}
+    for name, own in read_yaml(_PATH, dict[str, dict[str, Any]]).items():
+        base = found.get(own.pop("like", ""), {})
+        found[name] = {**base, **own, "defaults": {**base.get("defaults", {}), **own.get("defaults", {})}}
+    return msgspec.convert(found, dict[str, ModelKind])
+
+
 #: The kinds of models by their `model_type`.
-MODEL_KINDS: Mapping[str, ModelKind] = {
-    "llama": ModelKind(own_keys=True),
-    "mistral": ModelKind(defaults={"sliding_window": 4096}),
-    "mixtral": ModelKind(width="intermediate_size"),
-    "qwen2": ModelKind(defaults={"attention_bias": True, **_NO_WINDOW}, biases=("qkv",)),
-    "qwen3": ModelKind(head_norms=True, defaults={"head_dim": 128, **_NO_WINDOW}),
-    "qwen3_moe": ModelKind(width=MOE_WIDTH, sparse="steps", head_norms=True, defaults=_NO_WINDOW),
-    "qwen3_next": replace(_NEXT, width=MOE_WIDTH, sparse="steps"),
-    "qwen3_5_text": _NEXT,
-    "qwen3_5_moe_text": replace(_NEXT, width=MOE_WIDTH),
-    "glm4_moe": ModelKind(
-        width=MOE_WIDTH,
-        sparse="later",
-        scores="sigmoid",
-        biases=("qkv",),
-        defaults={
-            "use_qk_norm": False,
-            "first_k_dense_replace": 1,
-            "n_shared_experts": 1,
-            "partial_rotary_factor": 0.5,
-        },
-    ),
-    "minimax_m2": ModelKind(
-        width="intermediate_size", scores="sigmoid", defaults={"head_dim": 128, "use_qk_norm": True}
-    ),
-    "gpt_oss": ModelKind(
-        width="intermediate_size",
-        defaults={CYCLE: 2, "head_dim": 64, "sliding_window": 128, "attention_bias": True},
-        biases=("qkv", "o_proj", "router", "experts_gate_up", "experts_down"),
-        activation="ClippedSwiglu",
-        differs=("no attention sinks",),
-    ),
-    "gemma3_text": ModelKind(
-        head_norms=True,
-        defaults={
-            CYCLE: 6,
-            "head_dim": 256,
-            "sliding_window": 4096,
-            "hidden_act": "gelu_pytorch_tanh",
-        },
-        activation="GeGluV2",
-        post_norms=True,
-    ),
-    "deepseek_v2": ModelKind("latent", MOE_WIDTH, "later"),
-    "deepseek_v3": _DEEPSEEK_V3,
-    "kimi_k2": _DEEPSEEK_V3,
-    "deepseek_v32": replace(_DEEPSEEK_V3, attention="indexed", defaults=_INDEXER),
-    "glm_moe_dsa": replace(_DEEPSEEK_V3, attention="indexed", defaults={**_INDEXER, "index_n_heads": 32}),
-}
+MODEL_KINDS: Mapping[str, ModelKind] = _read_kinds()
 #: Models of several modalities whose `text_config` may lack a `model_type`.
 TEXT_OF = {name: f"{name}_text" for name in ("gemma3", "qwen3_5", "qwen3_5_moe")} | {"kimi_k25": "kimi_k2"}
 
