@@ -19,8 +19,8 @@ import pandas as pd
 
 from opatlas.capture.capture_reader import DURATION, TYPE
 from opatlas.data.csv_files import write_text
-from opatlas.errors import OpAtlasError, UsageError, describe_error
-from opatlas.files import TemporaryFolder
+from opatlas.errors import OpAtlasError, UsageError
+from opatlas.files import TemporaryFolder, read_file
 from opatlas.formats import percent, ratio
 from opatlas.outer.generation.attempts import AttemptLog, LoopTask, RepairLoop
 from opatlas.outer.generation.endpoint import ChatMessage, Endpoint, RecordedAnswers, model_folder
@@ -49,6 +49,8 @@ from .verdicts import is_gpu
 
 #: The deadline of one measurement, in seconds.
 _ROW_S = 300.0
+#: The largest file of code, in bytes.
+_MOST_CODE = 4 << 20
 
 
 #: Code of TBE, and what is said of it.
@@ -260,7 +262,7 @@ def ask(
             f"--models: {kernel_type} has no replay, so that no answer can be measured: leave it out, and use the "
             "prompt by hand, or add a replay (docs/contributing.md)"
         )
-    code = "" if source is None else _read_source(source)
+    code = "" if source is None else read_file(source, _MOST_CODE, "give a text file").decode("utf-8", "replace")
     language = "" if file is None else str(language_here(file))
     suffix = ".py" if source is None else source.suffix
     names = (*col.BASE, *col.EXTRA_IN_SIGNATURE)
@@ -291,13 +293,6 @@ def ask(
 def _kernels_folder(output: Path, kernel_type: str) -> Path:
     """Returns the folder of a type's kernels: what begins with "_" is no kernel (docs/implementations.md)."""
     return output / kernel_type.lstrip("_")
-
-
-def _read_source(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise OpAtlasError(describe_error(error, path, "give a text file in UTF-8")) from None
 
 
 def _interface(kernel_type: str, cells: Mapping[str, str], folder: Path) -> str:

@@ -277,10 +277,8 @@ class ModelRuns:
         row = self._row_of(item)
         assert row is not None
         for other in item.session.items:
-            its = self._row_of(other)
-            if its is None or other is item:
-                continue
-            if (its.kernel_type, its.target) == (row.kernel_type, row.target):
+            its = None if other is item else self._row_of(other)
+            if its is not None and (its.kernel_type, its.target) == (row.kernel_type, row.target):
                 yield other
 
     def _loop(self, name: str, subject: LoopSubject) -> RepairLoop:

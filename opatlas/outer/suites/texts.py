@@ -75,16 +75,9 @@ def read_overload(text: str) -> str:
 DTYPES: Mapping[str, str] = {
     "b8": "bool",
     "bf16": "bfloat16",
-    "c32": "complex32",
-    "c64": "complex64",
-    "c128": "complex128",
-    "f16": "float16",
-    "f32": "float32",
-    "f64": "float64",
-    "i8": "int8",
-    "i16": "int16",
-    "i32": "int32",
-    "i64": "int64",
+    **{f"c{bits}": f"complex{bits}" for bits in (32, 64, 128)},
+    **{f"f{bits}": f"float{bits}" for bits in (16, 32, 64)},
+    **{f"i{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
     "u8": "uint8",
 }
 ABBREVIATIONS = {name: abbreviation for abbreviation, name in DTYPES.items()}
