@@ -104,11 +104,7 @@ def test_max_pool(row, replay, npu):
     replay(
         impl.max_pool2d,
         images.distinct_map(row, 0, source),
-        windows.kernel,
-        windows.stride,
-        windows.padding,
-        (1, 1),
-        False,
+        *windows,
         output_slots=[None] if npu else [None, None],
         expected=formulas.max_pool2d,
     )
@@ -125,13 +121,12 @@ def test_max_pool_gradient(row, replay):
     row.expect(gradient == source, OUTPUT_SHAPES, "the gradient must have the shape of slot 0")
     windows = _windows(row, source, result, row.shape(2), INPUT_SHAPES, "slot 2")
     x = images.distinct_map(row, 0, source)
-    arguments = (windows.kernel, windows.stride, windows.padding, (1, 1), False)
     replay(
         impl.max_pool2d_backward,
         images.feature_map(row, 1, result),
         x,
-        *arguments,
-        impl.max_pool2d(x, *arguments)[1],
+        *windows,
+        impl.max_pool2d(x, *windows)[1],
         output_slots=[None],
         expected=formulas.max_pool2d_backward,
     )
@@ -171,7 +166,10 @@ def test_adaptive_average_pool_gradient(row, replay):
 
 
 def _windows(row, source, result, mask, column, name):
-    """Returns the windows of a pooling from `source` to `result`, both (N, C, H, W), with a `mask` of this shape."""
+    """Returns size, stride, padding, dilation and rounding of the windows of a pooling with a `mask` of this shape.
+
+    `source` and `result` are (N, C, H, W).
+    """
     n, c, *size = source
     area = mask[2] if len(mask) > 2 else 0
     sixteens = images.block_count(result[2] * result[3], 16) + 1
@@ -186,7 +184,7 @@ def _windows(row, source, result, mask, column, name):
     if max(windows.kernel) > images.DISTINCT:
         raise Unsupported(f"kernels of more than {images.DISTINCT} positions a side are not replayed")
     windows.assume_in(row)
-    return windows
+    return windows.kernel, windows.stride, windows.padding, (1, 1), False
 
 
 @replays("ResizeBilinearV2", npu="torch.nn.functional.interpolate")

@@ -252,7 +252,8 @@ def _grouped_quantized(rows: Tensor, weight: Tensor, call: calls.GroupedProduct)
         converted.append("a scale of one for each row")
     of_rows = torch.ones(m, device=rows.device) if token is None else token
     a_scale = of_rows if of_blocks else of_rows[:, None]
-    kind = "int8_w8a8" if rows.dtype is torch.int8 else "fp8_w8a8"
+    integers = rows.dtype is torch.int8
+    kind = "int8_w8a8" if integers else "fp8_w8a8"
     block = [SCALE_BLOCK, SCALE_BLOCK] if of_blocks else None
     config = try_get_optimal_moe_config((experts, 2 * n, k), (experts, k, n), 1, kind, m, experts, block)
     size = config["BLOCK_SIZE_M"]
@@ -261,28 +262,10 @@ def _grouped_quantized(rows: Tensor, weight: Tensor, call: calls.GroupedProduct)
     owners = torch.searchsorted(ends, torch.arange(m, dtype=ends.dtype, device=ends.device), right=True)
     ids, owned, padded = flag_gems.moe_align_block_size(owners.int()[:, None], size, experts)
     out = torch.empty(m, 1, n, dtype=dtype, device=rows.device)
-    arguments = (
-        rows,
-        b,
-        out,
-        a_scale,
-        b_scale,
-        None,
-        ids,
-        owned,
-        padded,
-        False,
-        1,
-        config,
-        getattr(tl, str(dtype).removeprefix("torch.")),
-    )
-    how = {
-        "use_int8_w8a8": rows.dtype is torch.int8,
-        "use_fp8_w8a8": rows.dtype is not torch.int8,
-        "per_channel_quant": not of_blocks,
-        "block_shape": block,
-        "B_bias": bias,
-    }
+    result = getattr(tl, str(dtype).removeprefix("torch."))
+    arguments = (rows, b, out, a_scale, b_scale, None, ids, owned, padded, False, 1, config, result)
+    how: dict[str, Any] = {"use_int8_w8a8": integers, "use_fp8_w8a8": not integers, "per_channel_quant": not of_blocks}
+    how |= {"block_shape": block, "B_bias": bias}
     return calls.launched(
         lambda: flag_gems.invoke_fused_moe_triton_kernel(*arguments, **how), [out[:, 0]], converted=converted
     )

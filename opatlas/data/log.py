@@ -11,7 +11,6 @@ from __future__ import annotations
 import gzip
 import itertools
 import os
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -29,7 +28,7 @@ from opatlas.data.database import Database
 from opatlas.data.journal import JournalContents, JournalHeader
 from opatlas.data.manifest import INGEST_PREFIX, KNOWN_TIME, Manifest, RunOrder, read_manifests
 from opatlas.errors import OpAtlasError
-from opatlas.files import open_safely
+from opatlas.files import BROKEN_GZIP, open_safely
 from opatlas.progress import gc_paused
 from opatlas.row.columns import RUN_ID
 from opatlas.row.communication import row_kind
@@ -256,7 +255,7 @@ def read_lines(path: Path) -> Iterator[bytes]:
                 elif not line:
                     return
                 yield line
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+    except BROKEN_GZIP as error:
         raise DamagedLog(f"{path}: not a log of OpAtlas ({error}): {_REMEDY}") from None
     except journal.NotAJournal as error:
         raise DamagedLog(str(error)) from None

@@ -117,25 +117,14 @@ ARITHMETIC = frozenset({"Abs", "Add", "Mul", "Muls", "Neg", "RealDiv", "Sub"})
 _STREAMING = frozenset(
     {
         *("AddRmsNorm", "AddRmsNormBias", "AddRmsNormDynamicQuant", "ArgMaxV2", "ArgMaxWithValue", "AscendQuantV2"),
-        *("BroadcastTo", "Cast", "ClipByValueV2", "ConcatD", "ConcatV2D", "Cos", "Cumsum", "DepthwiseConv2D"),
-        *("DynamicBlockQuant", "DynamicQuant", "Equal", "Exp", "FastGelu", "FloorDiv", "FloorMod", "Gelu", "GeluV2"),
-        *(
-            "Greater",
-            "GreaterEqual",
-            "HcPost",
-            "HcPre",
-            "InplaceAddRmsNorm",
-            "InterleaveRope",
-            "LayerNormV3",
-            "Less",
-            "LessEqual",
-            "Log",
-        ),
-        *("LogSoftmaxV2", "LogicalAnd", "LogicalNot", "LogicalOr", "LpNormV2", "Maximum", "Minimum", "NotEqual"),
-        *("Pack", "Pad", "PadV3", "Pows", "Reciprocal", "ReduceAll", "ReduceAny", "ReduceMean", "ReduceMeanD"),
-        *("ReduceSum", "ReduceSumD", "Relu", "RmsNorm", "RotaryPositionEmbedding", "Rsqrt", "ScaledMaskedSoftmax"),
-        *("Sigmoid", "Sin", "SoftmaxV2", "Split", "SplitV", "SplitVD", "Sqrt", "Square", "SwiGlu", "Swish", "Tanh"),
-        *("GeGluV2", "ClippedSwiglu"),
+        *("BroadcastTo", "Cast", "ClipByValueV2", "ClippedSwiglu", "ConcatD", "ConcatV2D", "Cos", "Cumsum"),
+        *("DepthwiseConv2D", "DynamicBlockQuant", "DynamicQuant", "Equal", "Exp", "FastGelu", "FloorDiv"),
+        *("FloorMod", "GeGluV2", "Gelu", "GeluV2", "Greater", "GreaterEqual", "HcPost", "HcPre"),
+        *("InplaceAddRmsNorm", "InterleaveRope", "LayerNormV3", "Less", "LessEqual", "Log", "LogSoftmaxV2"),
+        *("LogicalAnd", "LogicalNot", "LogicalOr", "LpNormV2", "Maximum", "Minimum", "NotEqual", "Pack", "Pad"),
+        *("PadV3", "Pows", "Reciprocal", "ReduceAll", "ReduceAny", "ReduceMean", "ReduceMeanD", "ReduceSum"),
+        *("ReduceSumD", "Relu", "RmsNorm", "RotaryPositionEmbedding", "Rsqrt", "ScaledMaskedSoftmax", "Sigmoid"),
+        *("Sin", "SoftmaxV2", "Split", "SplitV", "SplitVD", "Sqrt", "Square", "SwiGlu", "Swish", "Tanh"),
         *("TensorMove", "Tile", "Transpose"),
     }
 )

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import datetime
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -30,7 +30,6 @@ from opatlas.row.table import FIRST_LINE, RowTable
 from opatlas.text import exception_line, suggest
 from opatlas.yaml_file import YamlError, parse_yaml
 
-T = TypeVar("T")
 #: The kernel type of a check that looks at the whole database.
 WHOLE_DATABASE = "database"
 KNOWN_FINDINGS = "known_findings.yaml"
@@ -94,19 +93,11 @@ class CheckedDatabase:
         self.provenance = Provenance(Database(path))
         self.tables: dict[str, RowTable] = {}
         self.unreadable: dict[str, TableError] = {}
-        self._computed: dict[Hashable, Any] = {}
         for file in sorted(path.glob("[!.]*.csv")):
             try:
                 self.tables[file.stem] = RowTable(file.stem, file, read_table(file, file.stem))
             except TableError as error:
                 self.unreadable[file.stem] = error
-
-    def once(self, key: Hashable, compute: Callable[[], T]) -> T:
-        """Returns what a function returns, which is called once for each key: several checks need it."""
-        if key not in self._computed:
-            self._computed[key] = compute()
-        found: T = self._computed[key]
-        return found
 
     @property
     def rows(self) -> int:

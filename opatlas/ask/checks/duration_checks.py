@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -20,29 +21,29 @@ from opatlas import formats
 from opatlas.ask.checks.check import CheckedDatabase, Finding, finding
 from opatlas.row import columns as col
 from opatlas.row.communication import ALL_REDUCE, BY_KERNEL_TYPE, Collective, is_communication
-from opatlas.row.quality import NOISE_LIMIT, NOISE_WIDTHS, ROOFLINE_SLACK, Durations, Floats, Quality, judge
+from opatlas.row.quality import NOISE_LIMIT, NOISE_WIDTHS, ROOFLINE_SLACK, Durations, Floats, Quality, Source, judge
 from opatlas.row.roofline import PRODUCTS, Link, bound_us, row_work
 from opatlas.row.slots import base_type, optional_inputs, optional_outputs, slot_words
 from opatlas.row.table import FIRST_LINE, RowTable
 from opatlas.text import Word, parse_whole
 
 _COLD = "cold"
+#: What several checks need of a table is kept for so many tables.
+_KEPT = 256
 #: The share of its bandwidth that a link carries in practice (msmodeling's comm_efficiency).
 EFFICIENCY = 0.7
 #: A message agrees with the model, and a captured one with a measured one, within this factor.
 TOLERANCE = 2.0
 
 
-def least_us(database: CheckedDatabase, table: RowTable, durations: Durations) -> Floats:
+@lru_cache(_KEPT)
+def least_us(database: CheckedDatabase, table: RowTable, source: Source) -> Floats:
     """Returns for each row the least duration that the peaks allow; NaN where they, or its work, are not known.
 
     A cold row reads its inputs from memory. A warm or captured row may find them in the cache, so only its arithmetic
     bounds it. A message has to cross its links.
     """
-    return database.once(("least", table.kernel_type, durations.source), lambda: _least_us(database, table, durations))
-
-
-def _least_us(database: CheckedDatabase, table: RowTable, durations: Durations) -> Floats:
+    durations = table.captured if source is Source.CAPTURED else table.replayed
     found = np.full(len(table), np.nan)
     peak = database.peak
     if is_communication(table.kernel_type):
@@ -69,7 +70,7 @@ def below_roofline(database: CheckedDatabase, table: RowTable) -> Iterator[Findi
     opatlas/row/quality.py has the tolerance.
     """
     for durations in (table.replayed, table.captured):
-        bounds = least_us(database, table, durations)
+        bounds = least_us(database, table, durations.source)
         for index in np.flatnonzero(durations.of_kernel & ~np.isnan(bounds)).tolist():
             us, least = durations.median_us[index], bounds[index]
             verdict = judge([us], bound_us=least)
@@ -112,15 +113,13 @@ class Alignment(NamedTuple):
     position: int
 
 
+@lru_cache(_KEPT)
 def alignments(database: CheckedDatabase, table: RowTable) -> Sequence[Alignment]:
     """Returns the messages of a table that have a duration; none of a table of kernels."""
-    return database.once(("alignments", table.kernel_type), lambda: list(_alignments(database, table)))
-
-
-def _alignments(database: CheckedDatabase, table: RowTable) -> Iterator[Alignment]:
     collective, peak = BY_KERNEL_TYPE.get(table.kernel_type), database.peak
     if collective is None:
-        return
+        return ()
+    aligned = list[Alignment]()
     columns = (col.MESSAGE_BYTES, col.NUM_DEVICES, col.TOPOLOGY_TIER)
     numbers = [[parse_whole(cell.strip()) for cell in table.cells(name)] for name in columns]
     for index, (size, devices, tier) in enumerate(zip(*numbers, strict=True)):
@@ -138,9 +137,9 @@ def _alignments(database: CheckedDatabase, table: RowTable) -> Iterator[Alignmen
         replayed = found[0]
         noise = None if replayed is None or math.isnan(replayed.noise) else replayed.noise
         name, quality = table.titles[index], None if replayed is None else replayed.quality
-        yield Alignment(
-            verdict, table.kernel_type, name, measured, captured, quality, noise, model, least, reason, index
-        )
+        times = measured, captured, quality, noise, model, least
+        aligned.append(Alignment(verdict, table.kernel_type, name, *times, reason, index))
+    return aligned
 
 
 def model_us(collective: Collective, message_bytes: int, devices: int, link: Link) -> float:
@@ -228,7 +227,7 @@ def families(database: CheckedDatabase, table: RowTable) -> Iterator[Family]:
     keyed = list(_message_keys(table) if is_communication(table.kernel_type) else _tensor_keys(table))
     for durations in (table.replayed, table.captured):
         of_key: dict[tuple[object, ...], dict[int, int]] = {}
-        possible = ~(durations.median_us < ROOFLINE_SLACK * least_us(database, table, durations))
+        possible = ~(durations.median_us < ROOFLINE_SLACK * least_us(database, table, durations.source))
         for index in np.flatnonzero(durations.of_kernel & possible).tolist():
             key, m = keyed[index]
             if m is not None:
