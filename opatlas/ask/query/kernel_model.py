@@ -3,7 +3,8 @@
 A regime with many rows has a model of its own, since it is often another kernel: the steps of a decode and a prompt,
 blocks of scales and one scale. Questions of other regimes have the model of all rows.
 
-Of large tables it is the mean of two models that err differently: their rooflines have other kinds of work.
+Of large tables it is the mean of several models that err differently: the covariance of one is fitted, which suits
+questions near rows, and those of the others reach farther.
 
 The interval of a prediction is its deviation, times how far off predictions of the rows around it are, times a quantile
 that was found by hiding rows: itself, its site, the sizes around it, or all larger ones.
@@ -44,7 +45,7 @@ _ALL = ""
 #: The predictions of a table with fewer rows use more of them, and a covariance that is fitted to them.
 _FEW_ROWS = 400
 #: The rows that a prediction uses, in large and in small tables.
-_NEAREST, _NEAREST_OF_FEW = 40, 64
+_NEAREST, _NEAREST_OF_FEW = 32, 64
 #: The rows whose scores give the local scale, and how many average scores are added, against accidents.
 _LOCAL, _LOCAL_PRIOR = 24, 6.0
 #: The rows that are left out at once; bounds the memory.
@@ -58,9 +59,9 @@ _MOST_JOINT = 1000
 _BEYOND, _GAP = 0.5, 0.5
 #: The octaves beyond all rows that hidden rows tell of: the interval grows with those farther out.
 _TESTED = 2.0
-#: Lengths of covariances before they are fitted: octaves, shares of a tile or wave, and of a regime.
-_OCTAVES, _SHARE, _REGIME = 3.0, 1.0, 0.7
-#: The kinds of work that a roofline of a large table has, and another all.
+#: Lengths of the default covariances: octaves, shares of a tile or wave, and of a regime.
+_OCTAVES, _FAR_OCTAVES, _SHARE, _REGIME = 3.0, 4.5, 1.0, 0.7
+#: The kinds of work that every roofline of a large table has; one of them has all.
 _KINDS = 2
 _NOISE = 0.01
 
@@ -187,12 +188,17 @@ class RegimeModel:
 
     def _fit_smoothers(self) -> None:
         every = self._work.shape[1]
-        for kinds in (_KINDS, every) if len(self._work) >= _FEW_ROWS and every > _KINDS else (every,):
+        # Fitting large tables flatters questions near their rows, at the cost of new weights and models.
+        of_large = [(_KINDS, _OCTAVES, True), (_KINDS, _FAR_OCTAVES, False), (every, _OCTAVES, False)]
+        models = of_large if len(self._work) >= _FEW_ROWS else [(every, _OCTAVES, True)]
+        for kinds, octaves, fitted in models:
             work = self._work[:, :kinds]
             roofline = fit_roofline(work, self._log_us)
             residual = self._log_us - roofline_log_us(roofline, np.log(work))
-            covariance = fit_covariance(self._covariance(residual), self._matrix, residual)
-            self._add(covariance.fit(roofline, kinds))
+            covariance = self._covariance(residual, octaves)
+            if fitted:
+                covariance = fit_covariance(covariance, self._matrix, residual)
+            self._add(covariance.fit(roofline, work.shape[1]))
 
     def _add(self, fit: SmootherFit) -> None:
         self._smoothers.append(Smoother(fit, self._is_smooth(), self._work, self._log_us))
@@ -214,10 +220,10 @@ class RegimeModel:
         of_site = self._of_site.get(row.regime)
         return row.regime, None if of_site is None else tuple(compress(row.dims, of_site))
 
-    def _covariance(self, residual: Floats) -> Covariance:
+    def _covariance(self, residual: Floats, octaves: float = _OCTAVES) -> Covariance:
         """Returns a covariance that is not fitted but for the spread of the values."""
         sizes, fills, _ = self._width
-        lengths = [_OCTAVES] * sizes + [_SHARE] * fills + [_REGIME] * len(self._regimes)
+        lengths = [octaves] * sizes + [_SHARE] * fills + [_REGIME] * len(self._regimes)
         spread = max(float(np.quantile(np.abs(residual), 0.8)), 0.02)
         return Covariance(np.array(lengths), spread, spread, _NOISE, self._is_smooth())
 
