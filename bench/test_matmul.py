@@ -12,6 +12,7 @@ from opatlas.run.inputs.shape_rules import (
     NPU_E8M0,
     NPU_FP4,
     SCALE_BLOCK,
+    are_by_columns,
     bias,
     blocks,
     expect_real_product,
@@ -154,7 +155,7 @@ def _replay_groups(row, replay):
     """
     size = _SCALES_OF_GROUPS[row.input_slots[2].dtype]
     m, k, n = row.sizes("m,k; ; -> m,n")
-    by_columns, pair = row.shape(1) == (n, k), [2] if size == 32 else []
+    by_columns, pair = row.shape(1) == (n, k) and (k != n or row.shape(2)[0] == n), [2] if size == 32 else []
     fits = (by_columns or row.shape(1) == (k, n)) and k % 64 == 0
     row.expect(fits, INPUT_SHAPES, f"slot 1 must be ({n}, {k}) or ({k}, {n}), and K a multiple of 64")
     groups = k // 64 if pair else k // size
@@ -179,7 +180,7 @@ def test_weight_quant_batchmatmul(row, replay):
     """
     row.expect_slots([0, 1, 2], [3, 6])
     _, k, n = row.sizes("m,k; ; -> m,n")
-    by_columns = row.shape(1) == (n, k) != (k, n)
+    by_columns = row.shape(1) == (n, k) != (k, n) or (k == n and are_by_columns(row.shape(2), n))
     row.expect(by_columns or row.shape(1) == (k, n), INPUT_SHAPES, f"slot 1 must be ({k}, {n}) or ({n}, {k})")
     row.expect_shapes({3: row.shape(2), 6: (n,)})
     scales = [scale_of_groups(row, slot, (k, n), by_columns) for slot in (2, 3) if row.has(slot)]

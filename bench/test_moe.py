@@ -140,6 +140,7 @@ def test_grouped_matmul(row, replay):
     )
     quantized = row.input_slots[0].dtype in _QUANTIZED
     weights_alone = row.has(5)
+    transposed |= weights_alone and k == n and shape_rules.are_by_columns(row.shape(5), n)
     if weights_alone and (quantized or len(row.shape(1)) != 3):
         raise Unsupported("GroupedMatmul of weights alone in few bits is replayed for real x, weights (E, K, N) in ND")
     if not weights_alone and quantized != (row.input_slots[1].dtype in _QUANTIZED):

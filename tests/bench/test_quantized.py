@@ -9,10 +9,20 @@ from hypothesis import strategies as st
 from opatlas.bench import formulas
 from opatlas.bench.implementations import torch as impl
 from opatlas.bench.implementations.torch.quantized import integer_matmul
+from replaying import replay_row
 
 from opatlas.row.columns import INPUT_DTYPES, INPUT_SHAPES
+from opatlas.row.status import Status
 from opatlas.run.inputs.replay_row import ReplayRow
 from opatlas.run.result_check import check
+
+#: The shape of a square weight does not tell its order: that of its scales does.
+_SQUARE = [
+    ("GroupedMatmul", "24,64;8,64,64;;;;8,64,2;;8 | BF16;FLOAT4_E2M1;;;;FLOAT8_E8M0;;INT64 -> 24,64 | BF16"),
+    ("GroupedMatmul", "24,64;8,64,64;;;;8,2,64;;8 | BF16;INT4;;;;BF16;;INT64 -> 24,64 | BF16"),
+    ("WeightQuantBatchMatmulV2", "9,128;128,128;128,4 | BF16;FLOAT4_E2M1;FLOAT8_E8M0 -> 9,128 | BF16"),
+    ("WeightQuantBatchMatmulV2", "9,128;128,128;4,128 | BF16;INT4;BF16 -> 9,128 | BF16"),
+]
 
 relaxed = settings(deadline=None, max_examples=40)
 
@@ -88,3 +98,12 @@ def test_large_tensors_are_drawn_in_pieces(monkeypatch):
     numbers = input_row("7,93", "FLOAT8_E4M3FN").tensor(0).float()
     assert numbers.shape == (7, 93)
     assert not torch.equal(numbers.flatten()[:100], numbers.flatten()[100:200])
+
+
+@pytest.mark.parametrize(("kernel_type", "row"), _SQUARE)
+def test_scales_tell_the_order_of_a_square_weight(kernel_type, row):
+    outcome = replay_row(kernel_type, row)
+    if "FLOAT8_E8M0" in row and not hasattr(torch, "float8_e8m0fnu"):
+        assert outcome.status is Status.UNSUPPORTED
+    else:
+        assert outcome.status is Status.MEASURED, outcome

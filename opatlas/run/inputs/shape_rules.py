@@ -252,6 +252,11 @@ def scale_of_groups(row: ReplayRow, slot: int, weight: Shape, stored_by_columns:
     return own
 
 
+def are_by_columns(scales: Shape, n: int) -> bool:
+    """Returns whether scales are (..., N, K / size): they tell the order of a square weight, whose shape does not."""
+    return len(scales) > 1 and scales[-1] != n
+
+
 def bias(row: ReplayRow, slot: int, k: int) -> torch.Tensor:
     """Returns a bias about as large as the sum of K products that it is added to, so that a missing bias shows.
 
