@@ -80,7 +80,7 @@ class Collector:
         if spec is None or not collector.istestfunction(obj, name):
             return None
         if "<locals>" in getattr(obj, "__qualname__", ""):
-            raise collector.CollectError(f"{collector.name}::{name} is in a function: define replays in a module")
+            raise collector.CollectError(f"{collector.name}::{name} is in a function: define replays at module level")
         tables = list(self._tables(obj)) if spec.column else []
         for kernel_type in dict.fromkeys((*spec.kernel_types, *(table.kernel_type for table in tables))):
             other = self.replays.setdefault(kernel_type, obj)

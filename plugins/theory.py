@@ -86,7 +86,8 @@ class Theory:
         catalog = built_in_catalog()
         budget_bytes = int(option.max_hbm_gb * GB)
         if budget_bytes <= FLUSH_BUFFER_BYTES:
-            raise OpAtlasError(f"--max-hbm-gb: the flush buffer alone takes {FLUSH_BUFFER_BYTES / GB:g} GB: give more")
+            given = f"--max-hbm-gb {option.max_hbm_gb:g}"
+            raise OpAtlasError(f"{given}: the flush buffer alone takes {FLUSH_BUFFER_BYTES / GB:g} GB: give more")
         try:
             targets = resolve_targets(option.target_models)
         except TargetError as error:

@@ -196,7 +196,7 @@ class Database:
             lock.acquire(timeout=timeout_s, poll_interval=0.05)
             self._sweep()
         except Timeout:
-            raise OpAtlasError(f"{self.path} is locked ({journal_dir / 'database.lock'}): run again later") from None
+            raise OpAtlasError(f"{self.path} is locked ({journal_dir / 'database.lock'}): wait, run again") from None
         except OSError as error:
             lock.release()
             raise OpAtlasError(csv_files.not_writable(self.path, error)) from None

@@ -85,7 +85,7 @@ class Message:
             raise InvalidRow(f"column '{NUM_DEVICES}' = {cells[NUM_DEVICES]!r}, but the group has {size} ranks")
         message_bytes = parse_whole(cells[MESSAGE_BYTES])
         if not message_bytes:
-            raise InvalidRow(f"column '{MESSAGE_BYTES}' = {cells[MESSAGE_BYTES]!r} is no number of bytes, 1 or more")
+            raise InvalidRow(f"column '{MESSAGE_BYTES}' = {cells[MESSAGE_BYTES]!r} is not a number of bytes above 0")
         if message_bytes != collective.message_bytes(message_bytes, size, dtype.bytes):
             raise InvalidRow(
                 f"column '{MESSAGE_BYTES}' = {message_bytes} is not a whole number of elements of {dtype.name}"

@@ -275,7 +275,9 @@ class Runner:
         self._kind = spec.kind
         self._instrument = self._device.instrument()
         if settings.instrument not in (None, self._instrument.name):
-            raise OpAtlasError(f"--instrument {settings.instrument}: {spec} measures with {self._instrument.name}")
+            raise OpAtlasError(
+                f"--instrument {settings.instrument}: {spec} measures with {self._instrument.name}: give that name"
+            )
         self._settings = settings
         # Described once, because the description of an NPU runs its vendor's tools.
         self._description = self._device.describe()

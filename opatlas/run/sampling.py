@@ -133,7 +133,8 @@ class Sampling:
         """Raises OutOfMemory if the device has less available memory than `needed_bytes`."""
         available = self.device.available_bytes()
         if needed_bytes > available:
-            raise OutOfMemory(f"needs {needed_bytes / 2**30:.1f} GiB, {available / 2**30:.1f} GiB are left")
+            needed, left = (f"{own / 2**30:.1f} GiB" for own in (needed_bytes, available))
+            raise OutOfMemory(f"needs about {needed}, {left} are available on the device")
 
     def warm_up(self, call: Callable[[], object], *, most_calls: int, until: float) -> None:
         """Calls at most `most_calls` times, not after the time `until` of `time.monotonic`, and only before samples."""

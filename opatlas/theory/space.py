@@ -291,7 +291,7 @@ def tensor_bytes(kernel_type: str, pattern: Pattern, form: Form, env: Mapping[st
                 continue
             known = known_dtype(dtype)
             if known is None:
-                raise OpAtlasError(f"a theory row of {kernel_type} has the unknown dtype {dtype!r}: correct the row")
+                raise OpAtlasError(f"a theory row of {kernel_type} has the unknown dtype {dtype!r}: correct it")
             size: Ints = known.bytes
             for dim in template:
                 size = size * dim.value(env)

@@ -354,10 +354,12 @@ def import_torch_npu() -> ModuleType:
         return import_module("torch_npu")
     except ModuleNotFoundError as error:
         if error.name == "torch_npu":
-            raise TorchNpuMissing(f"torch_npu is missing: pip install torch_npu=={_torch() or 'VERSION'}") from None
+            version = _torch() or "VERSION"
+            raise TorchNpuMissing(f"torch_npu is missing: pip install torch_npu=={version}, as torch") from None
         if error.name is None:
             raise TorchNpuMissing(_import_message(f"{error}")) from error
-        raise TorchNpuMissing(f"torch_npu needs {error.name}: pip install {_distribution(error.name)}") from None
+        missing = f"torch_npu needs the package {error.name}"
+        raise TorchNpuMissing(f"{missing}: pip install {_distribution(error.name)}") from None
     except Exception as error:
         raise TorchNpuMissing(_import_message(f"{error}")) from error
 
