@@ -151,7 +151,7 @@ def causal_conv1d(
         z = z if bias_opt is None else z + bias_opt[c].double()
         outs.append(z / (1 + (-z).exp()))
         at += [(t, c) for t in tokens]
-    return (Part(torch.tensor(at, device=x.device).unbind(-1), torch.cat(outs), steps=2),)
+    return (Part(_index(at, x.device), torch.cat(outs), steps=2),)
 
 
 @per_row("x", "z")
