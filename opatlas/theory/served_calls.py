@@ -15,14 +15,15 @@ from typing import Any
 import msgspec
 
 from opatlas.errors import OpAtlasError, UsageError
+from opatlas.files import read_file
 from opatlas.row.slots import known_dtype
 from opatlas.theory.catalog import Catalog, OperatorRow, ServedOperator
 from opatlas.theory.patterns import Pattern, parse_expression
 from opatlas.theory.sources import SOURCES
 from opatlas.theory.space import TheoryRow, pattern_row
 
-#: No model has a larger size.
-_LARGEST = 1 << 31
+#: No model has a larger size, and no list is a larger file.
+_LARGEST, _MOST_BYTES = 1 << 31, 1 << 28
 #: Names of dtypes in test lists; others are those of rows.
 _DTYPES = {"bf16": "BF16", "fp16": "FLOAT16", "fp8": "FLOAT8_E4M3FN", "int8": "INT8"}
 
@@ -51,12 +52,13 @@ def read_calls(path: Path, catalog: Catalog) -> ServedCalls:
     """Returns the rows of a list of calls.
 
     Raises:
-        UsageError: the file is not such a list, or an entry names no known type or lacks an argument.
+        OpAtlasError: the file cannot be read.
+        UsageError: it is not such a list, or an entry names no known type or lacks an argument.
     """
     found = ServedCalls()
     try:
-        entries = msgspec.json.decode(path.read_bytes(), type=list[_ServedCall])
-    except (OSError, msgspec.MsgspecError) as error:
+        entries = msgspec.json.decode(read_file(path, _MOST_BYTES, "name a list of calls"), type=list[_ServedCall])
+    except msgspec.MsgspecError as error:
         raise UsageError(f'{path}: {error}: give a JSON list of {{"type": ..., "args": {{...}}}}') from None
     for number, entry in enumerate(entries):
         try:

@@ -10,7 +10,7 @@ Sources: docs/flashinfer-trace of flashinfer-bench (April 2026), docs/ of SOL-Ex
 
 from __future__ import annotations
 
-import ast
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,14 +19,13 @@ import msgspec
 
 from opatlas.errors import OpAtlasError
 from opatlas.files import read_file
+from opatlas.theory.patterns import ExpressionError, parse_expression
 from opatlas.typed_json import DecodeError, decode
 
 T = TypeVar("T")
 #: The file of a definition of SOL-ExecBench, and the folder with those of flashinfer-bench.
 _DEFINITION, _DEFINITIONS = "definition.json", "definitions"
 _LARGEST_BYTES = 4 << 20
-#: Sizes in an expression are combined with these.
-_ARITHMETIC = (ast.Expression, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop, ast.Name, ast.Load, ast.Constant)
 #: Random whole numbers lie between these.
 _LOW, _HIGH = -128, 128
 #: The task of a definition; names that begin with `_opatlas` are no reference's.
@@ -164,11 +163,9 @@ def _call(path: Path, definition: _Definition, workload: _Workload) -> dict[str,
 
 def _size(path: Path, name: str, expression: str, sizes: Mapping[str, int]) -> int:
     try:
-        tree = ast.parse(expression, mode="eval")
-        if not all(isinstance(node, _ARITHMETIC) for node in ast.walk(tree)):
-            raise ValueError("is no arithmetic")
-        return int(eval(compile(tree, str(path), "eval"), {"__builtins__": {}}, dict(sizes)))
-    except (SyntaxError, ValueError, NameError, TypeError, ArithmeticError) as error:
+        # A size over another is a whole number.
+        return int(parse_expression(re.sub("/+", "//", expression)).value(sizes))
+    except (ExpressionError, KeyError, ArithmeticError) as error:
         raise OpAtlasError(f"{path}: axis {name!r}: {expression!r}: {error}: give an expression of sizes") from None
 
 

@@ -42,19 +42,20 @@ def write_traces(database: Path, definitions: Path, output: Path) -> Result:
     problems: list[str] = []
     base, *rivals = implementations_of(database)
     lines = []
+    runs = {rival.path: read_manifests(Database(rival.path), problems) for rival in rivals}
     for task in (each for each in read_tasks(definitions) if is_definition(each.path)):
-        reference = _rows(Database(base.path), task)
+        reference, named = _rows(Database(base.path), task), definition_name(task.path)
+        workloads = [json.loads(line) for line in workload_lines(task.path)]
         for rival in rivals:
-            manifests = read_manifests(Database(rival.path), problems)
+            manifests = runs[rival.path]
             # A row that failed names no run.
             newest = max(manifests.values(), key=lambda each: each.started_at, default=None)
             for number, cells in sorted(_rows(Database(rival.path), task).items()):
-                line = json.loads(workload_lines(task.path)[number])
                 evaluation = _evaluation(cells, reference.get(number, {}), manifests.get(cells.get(RUN_ID, ""), newest))
                 if evaluation is not None:
-                    solution = f"{rival.name}-{rival.version}"
-                    workload = {"definition": definition_name(task.path), "workload": line.get("workload", line)}
-                    lines.append({**workload, "solution": solution, "evaluation": evaluation})
+                    workload = workloads[number].get("workload", workloads[number])
+                    solved = {"definition": named, "workload": workload, "solution": f"{rival.name}-{rival.version}"}
+                    lines.append({**solved, "evaluation": evaluation})
     if not lines:
         raise OpAtlasError(f"{database}: has no candidate of {definitions}: nothing was written")
     write_text(output, "".join(f"{json.dumps(line)}\n" for line in lines))
