@@ -259,11 +259,11 @@ def candidates_of_records(records: Iterable[Record], appending: Container[str] |
 def _counting(records: Sequence[Record]) -> list[Record]:
     """Returns those of a row's records in a run, in the order of time, that count: the last, and the last with samples.
 
-    A row that was skipped keeps what the run found out.
+    A row that was skipped keeps what the run found out. Samples of another type are none of the row.
     """
     ran = [record for record in records if record.status is not Status.SKIPPED] or records
-    measured = [record for record in ran[:-1] if record.measurement is not None]
-    return measured[-1:] * (ran[-1].measurement is None) + [ran[-1]]
+    measured = [record for record in ran if record.requested_record().measurement is not None]
+    return [record for record in measured[-1:] if record is not ran[-1]] + [ran[-1]]
 
 
 def _candidate(record: Record, *, appends: bool) -> Candidate:

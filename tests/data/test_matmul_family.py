@@ -12,6 +12,7 @@ from abs_rows import V2, V3, read
 from abs_rows import product_record as record
 from abs_rows import write as write_rows
 from captures import cells
+from folding import csvs, differences, killed, recovered, restored, session
 from hypothesis import given
 
 from opatlas.data.database import Database
@@ -72,6 +73,24 @@ def test_a_later_record_of_the_requested_row_leaves_the_launched_row_its_samples
         for records in groups:
             write_back(database, records, UpdateMode.ALL, prune=False)
         assert durations(database, V2, V3) == ["51.0000", "6.0000"]
+
+
+def test_a_later_launch_of_another_type_leaves_the_requested_row_its_samples(tmp_path: Path) -> None:
+    own, launched = record(V2, V2, 50.0), replace(record(V2, V3, 5.0), finished_at=1.0)
+    for number, groups in enumerate(([[own, launched]], [[launched, own]], [[own], [launched]], [[launched], [own]])):
+        database = Database(tmp_path / str(number))
+        write(database, V2, cells())
+        if len(groups) == 1:
+            session(database, *groups[0])
+        else:
+            for part, records in enumerate(groups):
+                killed(database, *records, part=f"-gw{part}")
+            recovered(database)
+        assert durations(database, V2, V3) == ["51.0000", "6.0000"]
+        assert read(database, V2)[0]["Status"] == "unsupported"
+        before = csvs(database)
+        restored(database)
+        assert not differences(before, csvs(database))
 
 
 def test_missing_only_appends_the_row_that_ran_and_fills_only_rows_without_a_duration(database: Database) -> None:
