@@ -145,7 +145,8 @@ class Comparison:
 #: result is never None.
 Results = Sequence[torch.Tensor | None]
 #: Arguments of a kernel by position, and those by name.
-Arguments, Keywords = Sequence[Any], dict[str, Any]
+Arguments = Sequence[Any]
+Keywords = dict[str, Any]
 
 
 class Formula(Protocol):
