@@ -98,8 +98,7 @@ class RemoteCourt:
         self.memory = SharedMemory(welcome.memory_bytes, Path(folder, _MEMORY))
 
     def ask(self, purpose: Purpose, has_weights: bool) -> Inputs:
-        inputs: Inputs = self._asked(Ask(purpose, has_weights))
-        return inputs
+        return self._asked(Ask(purpose, has_weights))
 
     def returned(self, results: Sequence[Leaf], inputs: Sequence[Leaf] | None, claimed_us: float | None) -> None:
         self._asked(Returned(tuple(results), None if inputs is None else tuple(inputs), claimed_us), is_answered=False)
