@@ -305,9 +305,9 @@ def _lines(part: Part, width: int, *, styled: bool, cut: bool) -> list[str]:
         cut: whether a row is one line, with what fits of its longest cells; else these are wrapped.
     """
     if isinstance(part, str):
-        told = printable_lines(part).split("\n")
+        every = printable_lines(part).split("\n")
         # A command that people copy stays whole.
-        return [each for line in told for each in ([line] if line.startswith("next: ") else _wrapped(line, width))]
+        return [each for line in every for each in ([line] if line.startswith("next: ") else _wrapped(line, width))]
     lines = [_bold(line, styled) for line in _wrapped(printable(part.title), width) if line]
     if isinstance(part, Fields):
         return [*lines, *_field_lines(part, width, cut)]
