@@ -66,6 +66,15 @@ class UsageError(OpAtlasError):
 
 
 @contextmanager
+def noted(problems: list[str], kind: type[OpAtlasError] = OpAtlasError) -> Iterator[None]:
+    """A context that an error of a kind ends, and that adds the error's message to the problems."""
+    try:
+        yield
+    except kind as error:
+        problems.append(str(error))
+
+
+@contextmanager
 def usage_errors() -> Iterator[None]:
     """Turns an OpAtlasError into a UsageError, for code that checks arguments before anything is done."""
     try:

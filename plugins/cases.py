@@ -91,6 +91,7 @@ class CaseResult:
     ended: float
 
 
+@dataclass(slots=True, eq=False)
 class SessionCase:
     """One row of a target. The object refers to its table and copies nothing, because there may be very many rows.
 
@@ -105,25 +106,14 @@ class SessionCase:
         result: what the last run of it gave; None before.
     """
 
-    __slots__ = ("account", "fate", "id", "known_failure", "position", "result", "rows", "staleness")
-
-    def __init__(
-        self,
-        rows: CaseTable,
-        position: int,
-        case_id: str,
-        fate: Fate,
-        known_failure: KnownFailure | None = None,
-        staleness: Staleness | None = None,
-    ) -> None:
-        self.rows = rows
-        self.position = position
-        self.id = case_id
-        self.fate = fate
-        self.known_failure = known_failure
-        self.staleness = staleness
-        self.account = ""
-        self.result: CaseResult | None = None
+    rows: CaseTable = field(repr=False)
+    position: int
+    id: str
+    fate: Fate
+    known_failure: KnownFailure | None = None
+    staleness: Staleness | None = None
+    account: str = ""
+    result: CaseResult | None = None
 
     def __reduce__(self) -> tuple[object, ...]:
         # Workers of xdist get the plan: they know nothing of accounts and results.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from opatlas.grouping import grouped
 from opatlas.row.errors import DeviceGone, ReplayError
 from opatlas.run.devices.device import DeviceDescription, kind_named
 from opatlas.run.registry import WITHOUT_REPLAY, replay_spec, replays_of_bench
@@ -171,10 +172,7 @@ def interleaved(tables: Sequence[CaseTable], baseline: int | None = None) -> Ite
     if len({table.target for table in tables}) < 2:
         yield from cases
         return
-    by_row: dict[str, list[SessionCase]] = {}
-    for case in cases:
-        by_row.setdefault(case.row_id, []).append(case)
-    for rivals in by_row.values():
+    for rivals in grouped((case.row_id, case) for case in cases).values():
         yield from sorted(rivals, key=lambda case: case.target != baseline)
 
 

@@ -18,7 +18,7 @@ from opatlas.data.database import Database
 from opatlas.data.journal import Journal, OwnLines
 from opatlas.data.manifest import Manifest
 from opatlas.data.write_back import WriteBackResult, write_back_run
-from opatlas.errors import OpAtlasError
+from opatlas.errors import OpAtlasError, noted
 from opatlas.row.record import Record, RowName
 from opatlas.row.signature import digest, make_case_id
 from opatlas.row.status import Status
@@ -173,10 +173,8 @@ class SessionRecords:
         if done.result is not None and number == 0:
             done.result.unmatched += [name for name in self.reported_only if name not in done.result.of_siblings]
         if done.records:
-            try:
+            with noted(self.problems):
                 self._write_manifest(number)
-            except OpAtlasError as error:
-                self.problems.append(str(error))
         return done.result, done.records
 
     def _write_manifest(self, number: int) -> None:

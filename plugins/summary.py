@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from opatlas.data.csv_files import write_text
 from opatlas.data.database import Database
 from opatlas.data.origin import Provenance
-from opatlas.errors import OpAtlasError
+from opatlas.errors import noted
 from opatlas.row.location import default_database_of
 from opatlas.row.status import Status
 from opatlas.show.result import Fields, Part, Table, csv_text, markdown
@@ -163,14 +163,12 @@ def write_reports(session: Session) -> None:
     report = Database(home).new_report_path(_REPORT, context.started_at, suffix=".md")
     # Both files of a session have the same time and number in their names.
     gaps = report.with_name(f"duration_gap{report.stem.removeprefix(_REPORT)}.csv")
-    try:
+    with noted(session.unreported):
         write_text(report, f"# Replay report of run {context.run_id}\n\n{markdown(list(_report_parts(session)))}\n")
         session.paths = [os.path.abspath(report)]
         if session.gaps:
             write_text(gaps, f"{csv_text([gap_table(session.gaps)])}\n")
             session.paths.append(os.path.abspath(gaps))
-    except OpAtlasError as error:
-        session.unreported.append(str(error))
 
 
 def _report_parts(session: Session) -> Iterator[Part]:

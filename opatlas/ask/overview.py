@@ -12,7 +12,7 @@ from opatlas.ask.compare.databases import with_implementations
 from opatlas.data import journal
 from opatlas.data.database import Database
 from opatlas.data.origin import Provenance, joined
-from opatlas.errors import OpAtlasError
+from opatlas.errors import noted
 from opatlas.row.columns import POOLED_MACHINES, QUALITY, STATUS
 from opatlas.row.location import parse_path
 from opatlas.row.quality import Quality
@@ -103,10 +103,8 @@ def read_overview(database: Database) -> Overview:
     problems: list[str] = []
     tables = []
     for kernel_type in database.kernel_types_and_messages():
-        try:
+        with noted(problems):
             tables.append(_table_overview(database.read(kernel_type)))
-        except OpAtlasError as error:
-            problems.append(str(error))
     provenance = Provenance(database)
     # Manifests of `pytest shapes/` name no device.
     manifests = [each for each in provenance.manifests.values() if each.device_names]

@@ -15,10 +15,10 @@ from functools import cached_property, lru_cache
 
 from opatlas.capture.cases import Case, Cases, SampleLine
 from opatlas.capture.launches import SOURCE_PROFILE, TimeShare, add_counts, source_cell, time_shares
-from opatlas.data.csv_files import positions_by_key
 from opatlas.data.database import Database
 from opatlas.data.fold import TableFold
 from opatlas.errors import OpAtlasError, TableError
+from opatlas.grouping import positions_by_key
 from opatlas.row import columns as col
 from opatlas.row.quality import Modes, find_modes, number_cell, valid_duration
 from opatlas.row.signature import signatures_of

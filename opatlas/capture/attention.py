@@ -25,11 +25,11 @@ from hashlib import blake2b
 from pathlib import Path
 
 from opatlas.capture.launches import add_counts
-from opatlas.data.csv_files import positions_by_key
 from opatlas.data.database import PRUNED_REASON, Database
 from opatlas.data.fold import TableFold
-from opatlas.errors import OpAtlasError, TableError
+from opatlas.errors import OpAtlasError, TableError, noted
 from opatlas.files import BROKEN_GZIP, open_stream
+from opatlas.grouping import positions_by_key
 from opatlas.row import attention as fia
 from opatlas.row import columns as col
 from opatlas.row.communication import row_kind
@@ -133,10 +133,8 @@ def fill_rows(
     done, tables = FillResult(), list[_AttentionRows]()
     with database.lock():
         for kernel_type in sorted(col.ATTENTION_TYPES.intersection(database.kernel_types())):
-            try:
+            with noted(done.problems):
                 tables.append(_AttentionRows(database.read(kernel_type)))
-            except OpAtlasError as error:
-                done.problems.append(str(error))
         matched = {key: DistinctRecords() for table in tables for key in table.keys if key is not None}
         for batch in given:
             if all(fia.batch_cells(key, batch) is None for key in matched):
@@ -149,12 +147,10 @@ def fill_rows(
         if (more := done.malformed_lines - _MALFORMED_NAMED) > 0:
             done.problems.append(f"and {more:,} more malformed lines")
         for table in tables:
-            try:
+            with noted(done.problems):
                 if table.fill(matched, given):
                     table.fold.write(database)
                 add_counts(done, table.counts)
-            except OpAtlasError as error:
-                done.problems.append(str(error))
     return done
 
 

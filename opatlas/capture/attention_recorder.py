@@ -32,7 +32,7 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from numbers import Integral
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -122,9 +122,7 @@ class record_attention:  # noqa: N801  (used as a function, like contextlib's)
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def start(self) -> None:

@@ -27,6 +27,7 @@ from opatlas.data.header import expect_columns, read_header
 from opatlas.data.manifest import IngestManifest
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.files import files_below
+from opatlas.grouping import grouped
 
 _BLOCK_BYTES = 1 << 20
 _NO_CSV = "named like captures, but not CSV files: unpack them, or save them as CSV"
@@ -284,11 +285,8 @@ def _last_exports(files: Iterable[Path]) -> list[Path]:
 def _last_databases(files: Iterable[Path]) -> list[Path]:
     """Returns the databases that count among some files, sorted: of each profile those of the framework, of each rank
     one; else the last export of msprof."""
-    profiles: dict[Path, list[Path]] = defaultdict(list)
-    for path in sorted(files):
-        profiles[_profile(path)].append(path)
     last: list[Path] = []
-    for found in profiles.values():
+    for found in grouped((_profile(path), path) for path in sorted(files)).values():
         last += [path for path in found if _OF_FRAMEWORK.fullmatch(path.name)] or found[-1:]
     return sorted(last)
 

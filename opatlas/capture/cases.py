@@ -30,7 +30,7 @@ from opatlas.capture.torch_launches import read_torch_trace
 from opatlas.data.csv_files import write_atomically
 from opatlas.data.log import read_lines
 from opatlas.data.manifest import Ingest, IngestManifest
-from opatlas.errors import TableError
+from opatlas.errors import TableError, noted
 from opatlas.files import size_mb
 from opatlas.progress import progress
 from opatlas.row.columns import PROFILING_KERNEL_NAMES, PROFILING_SOURCE, is_file_name
@@ -218,13 +218,11 @@ class Aggregate:
 
     def add_files(self, captures: Sequence[Path]) -> list[str]:
         """Adds captures, with a bar on stderr. Returns the problems of files that cannot be read."""
-        errors = []
+        errors: list[str] = []
         with progress("ingest, MB", sum(map(size_mb, captures))) as advance:
             for capture in captures:
-                try:
+                with noted(errors, TableError):
                     self.add_file(capture, lambda size: advance(size / 1e6))
-                except TableError as error:
-                    errors.append(str(error))
         return errors
 
     def add_file(self, path: Path, on_block: Callable[[int], None] = lambda size: None) -> None:

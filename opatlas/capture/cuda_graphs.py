@@ -18,6 +18,7 @@ import numpy as np
 
 from opatlas.capture.operator_rows import Operator
 from opatlas.capture.torch_trace import CallKind, TorchTrace
+from opatlas.grouping import grouped
 
 _NONE = Operator("no operator")
 #: The least share of a graph's device time whose calls must agree with each other.
@@ -111,9 +112,8 @@ def captures_of(trace: TorchTrace) -> list[Capture]:
 def steps_of(trace: TorchTrace) -> list[Capture]:
     """Returns the steps of an eager trace."""
     kernels = {call: trace.names[name] for call, name in zip(trace.call_of.tolist(), trace.name, strict=True)}
-    steps: dict[str, list[int]] = defaultdict(list)
-    for call in sorted(kernels.keys() - {-1}, key=trace.call_ns.__getitem__):
-        steps[trace.step_of(trace.call_ns[call])].append(call)
+    in_time = sorted(kernels.keys() - {-1}, key=trace.call_ns.__getitem__)
+    steps = grouped((trace.step_of(trace.call_ns[call]), call) for call in in_time)
     return [Capture(trace, calls, kernels) for calls in steps.values()]
 
 

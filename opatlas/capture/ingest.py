@@ -14,6 +14,7 @@ the lock of the database.
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +33,11 @@ from opatlas.errors import OpAtlasError, TableError
 from opatlas.row.columns import INPUT_SHAPES, OUTPUT_SHAPES, PROFILING_AVERAGE
 from opatlas.row.versions import Versions, kind_of
 from opatlas.text import pluralize, printable
+
+#: Packages of which the manifest of an ingest tells the versions.
+_PACKAGES = ("opatlas", "numpy", "pandas", "pyarrow")
+#: Least time between the starts of two ingests, so that their order is right even if the clock was set back.
+_STEP_S = 0.001
 
 
 @dataclass(frozen=True)
@@ -130,6 +136,25 @@ def ingest_captures(database: Database, captures: Sequence[Path], request: Inges
     return done
 
 
+def _new_manifest(
+    earlier: Sequence[stored.IngestManifest], files: Sequence[stored.CaptureFile], request: IngestRequest
+) -> stored.IngestManifest:
+    """Returns the manifest of an ingest that begins now, after all earlier ingests of the database."""
+    started_at = max([time.time(), *(manifest.started_at + _STEP_S for manifest in earlier)])
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(started_at))
+    return stored.IngestManifest(
+        run_id=f"{stored.INGEST_PREFIX}{stamp}-{secrets.token_hex(3)}",
+        started_at=started_at,
+        replace=request.replace,
+        device=request.device,
+        versions=request.versions,
+        files=tuple(files),
+        options=request.options,
+        code=stored.code_digest([Path(__file__).parents[1]]),
+        **stored.this_machine(_PACKAGES),
+    )
+
+
 def _store_samples(
     database: Database, files: Sequence[CaptureInput], aggregate: Aggregate, request: IngestRequest
 ) -> tuple[list[stored.Ingest], set[CaseKey]]:
@@ -148,14 +173,8 @@ def _store_samples(
     unexplained = unexplained_rows(database, signatures, _ingest_ids(earlier))
     if unexplained and not request.replace:
         raise _refusal(database, unexplained)
-    manifest = stored.new_manifest(
-        manifests,
-        replace=request.replace,
-        device=request.device,
-        versions=request.versions,
-        files=[_capture_file(file, aggregate.files[file.path]) for file in files],
-        options=request.options,
-    )
+    captured = [_capture_file(file, aggregate.files[file.path]) for file in files]
+    manifest = _new_manifest(manifests, captured, request)
     path = stored.samples_path(database, manifest.run_id)
     lines = (
         SampleLine(

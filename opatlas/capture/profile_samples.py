@@ -20,7 +20,7 @@ from opatlas.capture.cases import Aggregate, Case, Cases
 from opatlas.capture.launches import SOURCE_PROFILE, LaunchCounts, source_cell
 from opatlas.data.csv_files import text_table
 from opatlas.data.database import Database
-from opatlas.errors import OpAtlasError, TableError
+from opatlas.errors import OpAtlasError, TableError, noted
 from opatlas.row.columns import BASE, EP_SIZE, EXPERT_PARALLEL
 from opatlas.row.record import LaunchedCase, Measurement
 from opatlas.row.same_case import canonical_form
@@ -66,14 +66,12 @@ def read_profile(path: Path) -> Profile:
     files = op_summaries(path) if path.is_dir() else [path]
     problems, summaries = unparsed_profiles(path, files) if path.is_dir() else [], []
     for file in files:
-        try:
+        with noted(problems, TableError):
             if not read_capture_header(file).of_msprof:
                 raise TableError(
                     file, "a kernel_details file of torch_npu.profiler, not an op_summary of msprof", _INGEST
                 )
             summaries.append(file)
-        except TableError as error:
-            problems.append(str(error))
     given = distinct_captures(summaries, problems)
     aggregate = Aggregate(path)
     problems += aggregate.add_files([file.path for file in given])

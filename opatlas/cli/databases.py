@@ -27,7 +27,7 @@ from opatlas.data.manifest import VERSION, RunFacts
 from opatlas.data.pool import PooledRow
 from opatlas.data.pool import pool as pool_runs
 from opatlas.data.restore import clear_edited
-from opatlas.errors import OpAtlasError, UsageError, usage_errors
+from opatlas.errors import OpAtlasError, UsageError, noted, usage_errors
 from opatlas.files import BROKEN_GZIP, read_file
 from opatlas.formats import percent
 from opatlas.row.location import ROOT, parse_path, place_of
@@ -92,14 +92,10 @@ def _combine(target: Database, opened: CombineSources, pool: bool) -> tuple[Comb
 
 def _pool_captures(target: Database, outcome: CombineResult) -> None:
     """Computes the captured durations of the target again, with the launches of all its ingests."""
-    try:
-        with target.lock():
-            remade = rebuild_profiling(target).outcome
-    except OpAtlasError as error:
-        outcome.problems.append(str(error))
-        return
-    outcome.problems += remade.problems
-    outcome.captures_pooled = remade.updated
+    with noted(outcome.problems), target.lock():
+        remade = rebuild_profiling(target).outcome
+        outcome.problems += remade.problems
+        outcome.captures_pooled = remade.updated
 
 
 def _parts(target: Path, opened: CombineSources, found: CombineResult) -> Iterator[Part]:

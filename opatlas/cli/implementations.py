@@ -23,7 +23,7 @@ from opatlas.row.slots import base_type, row_slots
 from opatlas.run.devices.device import device_kinds
 from opatlas.run.implementation import TORCH, Implementation, KernelSource
 from opatlas.run.implementation_catalog import every_implementation, is_overload, named_implementations
-from opatlas.run.registry import proof_of, read_calls, read_implementation_proofs, replay_spec, replays_of_bench
+from opatlas.run.registry import CALLS, IMPLEMENTATION_PROOFS, proof_of, read_facts, replay_spec, replays_of_bench
 from opatlas.show.parameters import Names
 from opatlas.show.result import Column, Fields, Part, Result, Table
 from opatlas.text import suggest
@@ -187,9 +187,9 @@ def _proofs(implementation: Implementation) -> Mapping[str, str]:
         return {name: proof or _NOT_RUN for name, proof in proofs.items() if proof != _NO_CALL}
     is_torch = implementation.name == TORCH
     known = (
-        dict.fromkeys(read_calls(), _ON_A_GPU)
+        dict.fromkeys(read_facts(CALLS), _ON_A_GPU)
         if is_torch
-        else read_implementation_proofs().get(implementation.name, {})
+        else read_facts(IMPLEMENTATION_PROOFS).get(implementation.name, {})
     )
     every = implementation.is_default or implementation.wrap is not None
     # A kernel type by another name is the same function with the same arguments.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import chain, product
 from pathlib import Path
@@ -19,12 +19,13 @@ from opatlas.ask.query.database import open as open_database
 from opatlas.ask.query.model_cost import ModelCost, PartCost, PartField
 from opatlas.ask.query.next_rows import NextRows
 from opatlas.ask.query.question import How
-from opatlas.ask.query.sweep import ComparedPoint, Served, SweptStep, served_costs, step_costs
+from opatlas.ask.query.sweep import Served, SweptStep, served_costs, step_costs
 from opatlas.data.database import Database
 from opatlas.data.fold import add_rows
 from opatlas.data.manifest import Manifest, code_digest, this_machine
 from opatlas.errors import UsageError
 from opatlas.formats import change, microseconds, number, percent, size
+from opatlas.grouping import grouped
 from opatlas.progress import progress
 from opatlas.row.columns import EXPERT_LOAD, INPUT_SHAPES
 from opatlas.row.location import parse_implementation
@@ -288,9 +289,7 @@ def _sweep_parts(name: str, found: Sequence[SweptStep]) -> Iterator[Part]:
 def _served_parts(served: Served) -> Iterator[Part]:
     """Yields the errors of predictions of served times: by model and engine, the worst points, and those left out."""
     counted = sorted(served.points, key=lambda each: -abs(each.error))
-    groups: dict[tuple[str, str], list[ComparedPoint]] = {}
-    for each in counted:
-        groups.setdefault((each.point.model, each.point.engine), []).append(each)
+    groups = grouped(((each.point.model, each.point.engine), each) for each in counted)
     if len(groups) > 1:
         groups["all", ""] = counted
     summary, error = list[Sequence[Any]](), Column("error", change)
@@ -391,10 +390,7 @@ def _implementations(opened: OpenDatabase, found: NextRows) -> str:
 
 
 def _add(database: Database, found: NextRows, steps: Sequence[Step], started_at: float) -> int:
-    rows: dict[str, list[Mapping[str, str]]] = {}
-    for row in found.rows:
-        rows.setdefault(row.kernel_type, []).append(row.cells)
-    added = add_rows(database, rows)
+    added = add_rows(database, grouped((row.kernel_type, row.cells) for row in found.rows))
     options: dict[str, Any] = {
         "command": "opatlas model",
         "next": len(found.rows),

@@ -22,7 +22,7 @@ from opatlas.formats import percent
 from opatlas.installation import require_extra
 from opatlas.row.location import ROOT, database_folder, expect_database, list_databases
 from opatlas.run.devices.device import device_kinds
-from opatlas.run.registry import WITHOUT_REPLAY, proof_of, read_calls, replay_spec, replays_of_bench
+from opatlas.run.registry import CALLS, WITHOUT_REPLAY, proof_of, read_facts, replay_spec, replays_of_bench
 from opatlas.show.parameters import DatabaseFolder, Steps
 from opatlas.show.result import Column, Fields, Part, Result, Table
 from opatlas.text import suggest
@@ -168,7 +168,7 @@ _HEAVY = re.compile(r"scaled_dot_product|mm\b|convolution|sort|topk")
 
 def kernels_with_replay() -> list[Kernel]:
     """Returns all kernel types with a replay, by family and name."""
-    calls = read_calls()
+    calls = read_facts(CALLS)
     found = []
     for kernel_type, function in replays_of_bench().items():
         spec = replay_spec(function)

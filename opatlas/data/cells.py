@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
+from opatlas.grouping import grouped
 from opatlas.row import columns as col
 from opatlas.row.communication import BY_KERNEL_TYPE, RowKind, bandwidth_gbps, row_kind
 from opatlas.row.record import Measurement, Record, RowName, ran_as
@@ -228,17 +229,12 @@ def candidates_of_records(records: Iterable[Record], appending: Container[str] |
     Args:
         appending: the runs that append rows with samples; None: all rows are appended.
     """
-    by_run: dict[str, list[Record]] = {}
-    for record in records:
-        by_run.setdefault(record.run_id, []).append(record)
     found: dict[str, list[Candidate]] = {}
-    for run_id, of_run in by_run.items():
+    for run_id, of_run in grouped((record.run_id, record) for record in records).items():
         appends = appending is None or run_id in appending
-        own: dict[RowName, list[Record]] = {}
         in_time = sorted(of_run, key=lambda record: record.finished_at)
-        for record in in_time:
-            own.setdefault(RowName(record.kernel_type, record.signature), []).append(record)
-        own = {name: _counting(records) for name, records in own.items()}
+        by_row = grouped((RowName(record.kernel_type, record.signature), record) for record in in_time)
+        own = {name: _counting(of_row) for name, of_row in by_row.items()}
         # A later record of the requested row does not take back what an earlier one measured of the launched row.
         siblings = [(sibling, record) for record in in_time if (sibling := record.launched_record()) is not None]
         launched = {RowName(sibling.kernel_type, sibling.signature): (sibling, asked) for sibling, asked in siblings}
@@ -283,13 +279,11 @@ def _candidate(record: Record, *, appends: bool) -> Candidate:
 
 def candidates_of_rows(table: RowTable, positions: Sequence[int]) -> list[Candidate]:
     """Returns what some rows of another table have; all of them are appended where they are missing."""
-    groups: dict[CellGroup, list[str]] = {group: [] for group in CellGroup}
-    for column in table.columns:
-        groups[group_of(column, table.kind)].append(column)
+    groups = grouped((group_of(column, table.kind), column) for column in table.columns)
     found = []
     for position, cells in zip(positions, table.rows(positions), strict=True):
         duration, captured, others = (
-            {column: cell for column in groups[group] if (cell := cells[column])}
+            {column: cell for column in groups.get(group, ()) if (cell := cells[column])}
             for group in (CellGroup.DURATION, CellGroup.CAPTURED, CellGroup.OTHER)
         )
         has_duration = bool(table.replayed.known[position])

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from opatlas.data import journal, log
 from opatlas.data.cells import Candidate, CellGroup, candidates_of_records, candidates_of_rows, group_of
 from opatlas.data.comparable import expect_comparable
-from opatlas.data.csv_files import positions_by_key, write_bytes
+from opatlas.data.csv_files import write_bytes
 from opatlas.data.database import Database
 from opatlas.data.fold import TableFold
 from opatlas.data.journal import JournalContents
@@ -27,6 +27,7 @@ from opatlas.data.op_mapping import WrittenMapping, write_default_mapping
 from opatlas.data.restore import cleared, edited_in
 from opatlas.errors import OpAtlasError, describe_error
 from opatlas.files import expect_folder, read_safely
+from opatlas.grouping import positions_by_key
 from opatlas.progress import gc_paused, track
 from opatlas.row import columns as col
 from opatlas.row.communication import row_kind

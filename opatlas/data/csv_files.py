@@ -15,9 +15,8 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -220,17 +219,6 @@ def _quoted(cells: Sequence[str]) -> Sequence[str]:
     if not _SPECIAL.search("".join(cells)):
         return cells
     return ['"' + cell.replace('"', '""') + '"' if _SPECIAL.search(cell) else cell for cell in cells]
-
-
-Key = TypeVar("Key", bound=Hashable)
-
-
-def positions_by_key(keys: Iterable[Key]) -> dict[Key, list[int]]:
-    """Returns the positions of the rows with each key, such as a signature."""
-    positions: dict[Key, list[int]] = {}
-    for position, key in enumerate(keys):
-        positions.setdefault(key, []).append(position)
-    return positions
 
 
 class TableEdit:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from opatlas.data import csv_files
 from opatlas.data.header import expect_columns, read_header
-from opatlas.errors import OpAtlasError
+from opatlas.errors import OpAtlasError, noted
 from opatlas.files import read_safely, safe_folder, safe_lock
 from opatlas.row.columns import is_file_name
 from opatlas.row.communication import COLLECTIVES, row_kind
@@ -44,11 +44,9 @@ def expect_tables(folder: Path) -> None:
         raise OpAtlasError(f"{folder}: holds no CSV: name {where}")
     problems: list[str] = []
     for path in tables:
-        try:
+        with noted(problems):
             expect_columns(path, read_header(path).names)
             return
-        except OpAtlasError as error:
-            problems.append(str(error))
     raise OpAtlasError(f"{folder}: no database, none of its CSVs has kernels or collectives: {problems[0]}")
 
 

@@ -19,10 +19,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal
 
 from opatlas.data.cells import Candidate, FoldChanges, RunCells, crashes_in_a_row, status_part
-from opatlas.data.csv_files import TableEdit, positions_by_key
+from opatlas.data.csv_files import TableEdit
 from opatlas.data.database import PRUNED_REASON, Database
 from opatlas.data.log import Imported, Log, add_events
 from opatlas.data.manifest import Age, RunOrder
+from opatlas.grouping import grouped, positions_by_key
 from opatlas.row import columns as col
 from opatlas.row.quality import valid_duration
 from opatlas.row.record import RowName
@@ -80,10 +81,7 @@ class TableFold:
     def fold(self, candidates: Iterable[Candidate]) -> FoldChanges:
         """Brings what runs have of the rows into the table."""
         changes = FoldChanges()
-        by_signature: dict[str, list[Candidate]] = {}
-        for candidate in candidates:
-            by_signature.setdefault(candidate.signature, []).append(candidate)
-        for name, of_row in by_signature.items():
+        for name, of_row in grouped((each.signature, each) for each in candidates).items():
             if name not in self.positions:
                 first = next((each for each in of_row if each.appends), None)
                 if first is None or name in self._pruned:

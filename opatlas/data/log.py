@@ -27,8 +27,9 @@ from opatlas.data.csv_files import write_bytes
 from opatlas.data.database import Database
 from opatlas.data.journal import JournalContents, JournalHeader
 from opatlas.data.manifest import INGEST_PREFIX, KNOWN_TIME, Manifest, RunOrder, read_manifests
-from opatlas.errors import OpAtlasError
+from opatlas.errors import OpAtlasError, noted
 from opatlas.files import BROKEN_GZIP, open_safely
+from opatlas.grouping import grouped
 from opatlas.progress import gc_paused
 from opatlas.row.columns import RUN_ID
 from opatlas.row.communication import row_kind
@@ -104,12 +105,10 @@ def add(database: Database, header: JournalHeader, records: Iterable[Record]) ->
         DamagedLog: a file is there that cannot be read.
         OpAtlasError: a file cannot be written.
     """
-    of_run: dict[str, list[bytes]] = {}
-    for record in records:
-        of_run.setdefault(record.run_id, []).append(journal.line(record.to_json()))
-    for run_id, lines in of_run.items():
+    lines = ((record.run_id, journal.line(record.to_json())) for record in records)
+    for run_id, of_run in grouped(lines).items():
         first = journal.line(asdict(replace(header, run_id=run_id)))
-        _add_lines(file_path(database, run_id), lines, first)
+        _add_lines(file_path(database, run_id), of_run, first)
 
 
 def add_events(database: Database, run_id: str, events: Iterable[Event]) -> None:
@@ -144,20 +143,15 @@ def copy(source: Database, target: Database, problems: list[str]) -> None:
     """
     for run_id in runs(source):
         path = file_path(source, run_id)
-        try:
+        with noted(problems, DamagedLog):
             contents = read(source, run_id)
             problems += [f"{path}:{line}: {problem}" for line, problem in contents.unreadable]
             records = [record for record in contents.records if record.run_id == run_id]
             if len(records) < len(contents.records):
                 problems.append(f"{path}: records of another run do not count")
             add(target, contents.header, records)
-        except DamagedLog as error:
-            problems.append(str(error))
-    of_run: dict[str, list[Event]] = {}
-    for run_id, event in events(source, problems):
-        of_run.setdefault(run_id, []).append(event)
-    for run_id, of_this in of_run.items():
-        add_events(target, run_id, of_this)
+    for run_id, of_run in grouped(events(source, problems)).items():
+        add_events(target, run_id, of_run)
 
 
 def read(database: Database, run_id: str) -> JournalContents:
@@ -174,10 +168,8 @@ def read(database: Database, run_id: str) -> JournalContents:
 def records(database: Database, problems: list[str]) -> Iterator[Record]:
     """Yields the records of all runs; `problems` receives a sentence for each log that cannot be read."""
     for run_id in runs(database):
-        try:
+        with noted(problems):
             yield from read(database, run_id).records
-        except OpAtlasError as error:
-            problems.append(str(error))
 
 
 def with_same_rows(database: Database, new: Sequence[Record]) -> list[Record]:
@@ -201,11 +193,9 @@ def events(database: Database, problems: list[str], run_id: str = "") -> Iterato
     """
     any_event: Any = Event
     for path in sorted(database.runs_dir.glob(f"{run_id or '[!.]*'}{_EVENTS}")):
-        try:
+        with noted(problems):
             for number, line in enumerate(read_lines(path), start=1):
                 yield path.name.removesuffix(_EVENTS), decode(line, any_event, f"{path}:{number}")
-        except OpAtlasError as error:
-            problems.append(str(error))
 
 
 def imported(database: Database, problems: list[str], why: Why = "replaced") -> Iterator[Imported]:

@@ -14,7 +14,6 @@ import json
 import os
 import platform
 import re
-import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -27,7 +26,7 @@ from msgspec import Meta
 from opatlas import formats
 from opatlas.data.csv_files import write_text
 from opatlas.data.database import Database
-from opatlas.errors import OpAtlasError
+from opatlas.errors import OpAtlasError, noted
 from opatlas.files import BROKEN_GZIP, open_safely, read_safely
 from opatlas.row.location import public_version
 from opatlas.row.versions import Kind, Versions, kinds, package_version
@@ -43,9 +42,6 @@ LARGEST_BYTES = 64 << 20
 _DECIDING = (".py", ".yaml", ".json")
 #: Packages whose version may affect a duration or its measurement.
 _PACKAGES = ("opatlas", "torch", "torch_npu", "vllm-ascend", "numpy", "pandas", "pytest", "hypothesis")
-_PACKAGES_OF_INGESTS = ("opatlas", "numpy", "pandas", "pyarrow")
-#: Least time between the starts of two ingests, so that their order is right even if the clock was set back.
-_STEP_S = 0.001
 
 
 #: Seconds since the epoch, before the year 10000.
@@ -159,10 +155,8 @@ def read_manifests(database: Database, problems: list[str]) -> dict[str, Manifes
     """
     found = {}
     for path in sorted(path for path in database.runs_dir.glob("*.json") if not path.name.startswith(INGEST_PREFIX)):
-        try:
+        with noted(problems):
             found[path.stem] = Manifest.read(path)
-        except OpAtlasError as error:
-            problems.append(str(error))
     return found
 
 
@@ -252,31 +246,6 @@ class IngestManifest(RunFacts):
 def samples_path(database: Database, run_id: str) -> Path:
     """Returns the path of an ingest's samples."""
     return database.runs_dir / f"{run_id}{SAMPLES_SUFFIX}"
-
-
-def new_manifest(
-    earlier: Sequence[IngestManifest],
-    *,
-    replace: bool,
-    device: str | None,
-    versions: Versions,
-    files: Sequence[CaptureFile],
-    options: Mapping[str, Any],
-) -> IngestManifest:
-    """Returns the manifest of an ingest that begins now, after all earlier ingests of the database."""
-    started_at = max([time.time(), *(manifest.started_at + _STEP_S for manifest in earlier)])
-    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(started_at))
-    return IngestManifest(
-        run_id=f"{INGEST_PREFIX}{stamp}-{secrets.token_hex(3)}",
-        started_at=started_at,
-        replace=replace,
-        device=device,
-        versions=versions,
-        files=tuple(files),
-        options=options,
-        code=code_digest([Path(__file__).parents[1]]),
-        **this_machine(_PACKAGES_OF_INGESTS),
-    )
 
 
 def check_same_software(earlier: Sequence[IngestManifest], device: str | None, versions: Versions) -> None:

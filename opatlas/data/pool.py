@@ -17,7 +17,8 @@ from opatlas.data.database import Database
 from opatlas.data.fold import TableFold
 from opatlas.data.log import COMBINE, Log, Pooled
 from opatlas.data.manifest import Manifest, read_manifests
-from opatlas.errors import OpAtlasError
+from opatlas.errors import noted
+from opatlas.grouping import grouped
 from opatlas.progress import gc_paused, track
 from opatlas.row import columns as col
 from opatlas.row.quality import Quality, is_composition, is_noisy, run_medians, valid_duration
@@ -105,20 +106,16 @@ def pool(database: Database, problems: list[str]) -> list[PooledRow]:
         order, known = log.run_order(database, pooling.manifests), Log(database)
         folds = []
         for kernel_type in track(database.kernel_types(), "pool, kernel types"):
-            try:
+            with noted(problems):
                 folds.append(TableFold(database.read(kernel_type), order, known, by=COMBINE))
-            except OpAtlasError as error:
-                problems.append(str(error))
         own = {run_id for fold in folds for run_id in fold.rows[col.RUN_ID] if run_id}
         # Before the CSVs, so that they can be made again.
         log.add_events(database, COMBINE, [Pooled(tuple(sorted(own | pooling.runs)))])
         for fold in folds:
-            try:
+            with noted(problems):
                 rows = pooling.pool(fold)
                 fold.write(database)
                 pooled += rows
-            except OpAtlasError as error:
-                problems.append(str(error))
     return pooled
 
 
@@ -216,9 +213,7 @@ class Pooling:
             and (run.implementation == own.implementation or not (run.implementation and own.implementation))
             and _software(self.manifests.get(run_id)) in (software, None)
         }
-        of_machine: dict[str, list[float]] = {}
-        for run_id, run in alike.items():
-            of_machine.setdefault(self._machines.of(run_id, run.host), []).append(run.median_us)
+        of_machine = grouped((self._machines.of(run_id, run.host), run.median_us) for run_id, run in alike.items())
         machines = [median(each) for each in of_machine.values()]
         median_us = median(run.median_us for run in alike.values())
         return PooledRow(

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 
 from opatlas.data import log
 from opatlas.data.cells import Candidate, candidates_of_records
-from opatlas.data.csv_files import positions_by_key
 from opatlas.data.database import PRUNED_REASON, Database
 from opatlas.data.fold import TableFold
 from opatlas.data.log import COMBINE, Log, Pooled
 from opatlas.data.manifest import RunOrder, read_manifests
-from opatlas.errors import OpAtlasError, TableError
+from opatlas.errors import OpAtlasError, TableError, noted
+from opatlas.grouping import positions_by_key
 from opatlas.progress import gc_paused
 from opatlas.row.columns import POOLED, RUN_ID, STATUS_RUN_ID
 from opatlas.row.record import RowName
@@ -80,12 +80,9 @@ def rebuild(database: Database) -> RebuiltRows:
             changed, added = fold.rows.changed(), len(fold.rows) - len(before)
             if not changed and not added:
                 continue
-            try:
+            with noted(rebuilt.problems):
                 fold.keep_rows(before, changed)
                 fold.write(database)
-            except OpAtlasError as error:
-                rebuilt.problems.append(str(error))
-            else:
                 rebuilt.changed[fold.kernel_type] += len(changed)
                 rebuilt.added[fold.kernel_type] += added
     return rebuilt
@@ -93,16 +90,14 @@ def rebuild(database: Database) -> RebuiltRows:
 
 def _candidates(database: Database, run_id: str, rebuilt: RebuiltRows) -> dict[str, list[Candidate]]:
     """Returns what a run has of rows, by kernel type."""
-    try:
+    with noted(rebuilt.problems):
         contents = log.read(database, run_id)
-    except OpAtlasError as error:
-        rebuilt.problems.append(str(error))
-        return {}
-    rebuilt.runs += [run_id] * bool(contents.records)
-    path = log.file_path(database, run_id)
-    rebuilt.problems += [f"{path}:{line}: {problem}" for line, problem in contents.unreadable]
-    adds_rows = UpdateMode(contents.header.update_mode).adds_rows
-    return candidates_of_records(contents.records, {run_id} if adds_rows else frozenset())
+        rebuilt.runs += [run_id] * bool(contents.records)
+        path = log.file_path(database, run_id)
+        rebuilt.problems += [f"{path}:{line}: {problem}" for line, problem in contents.unreadable]
+        adds_rows = UpdateMode(contents.header.update_mode).adds_rows
+        return candidates_of_records(contents.records, {run_id} if adds_rows else frozenset())
+    return {}
 
 
 def _open(
@@ -166,10 +161,8 @@ def unprune(database: Database, chosen: RowChoice) -> UnpruneResult:
     unpruned = UnpruneResult()
     with database.lock():
         for kernel_type in database.pruned_types():
-            try:
+            with noted(unpruned.problems):
                 _unprune_table(database, kernel_type, chosen, unpruned)
-            except OpAtlasError as error:
-                unpruned.problems.append(str(error))
     return unpruned
 
 
@@ -262,12 +255,9 @@ def _each_edited(database: Database, run_id: str | None) -> EditedRows:
         except TableError:
             continue
         if edited := edited_in(table, known):
-            try:
+            with noted(found.problems):
                 if run_id is not None:
                     cleared(table, edited, known, run_id).write(database)
-            except OpAtlasError as error:
-                found.problems.append(str(error))
-            else:
                 found.positions[kernel_type] = edited
                 found.example = found.example or RowName(kernel_type, table.signatures[edited[0]])
     return found

@@ -13,7 +13,7 @@ from opatlas.data.cells import duration_cells, status_cells
 from opatlas.data.csv_files import text_table
 from opatlas.data.database import Database
 from opatlas.data.manifest import Manifest, read_manifests, run_id_time
-from opatlas.errors import OpAtlasError
+from opatlas.errors import noted
 from opatlas.progress import track
 from opatlas.row.columns import ASSUMPTIONS, CHECKED_ELEMENTS, STATUS_REASON
 from opatlas.row.record import Record, RowName
@@ -113,10 +113,8 @@ def _tables(
     for kept in log.imported(database, problems):
         yield "replaced", RowTable(kept.kernel_type, Path(), text_table(kept.row, [kept.row])), ()
     for kernel_type in track(database.kernel_types_and_messages(), "history, kernel types"):
-        try:
+        with noted(problems):
             yield "csv", database.read(kernel_type), ()
-        except OpAtlasError as error:
-            problems.append(str(error))
 
 
 def _run(row: Row, kept_in: str, record: Record | None, manifests: Mapping[str, Manifest]) -> RowRun | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from opatlas.capture.capture_discovery import op_summaries, profile_folders
 from opatlas.capture.single_launches import Launch, read_launches
-from opatlas.errors import TableError
+from opatlas.errors import TableError, noted
 from opatlas.row.errors import DeviceGone, ReplayError
 from opatlas.run.group import RANK_SPREAD, slowest_us, spread_us
 from opatlas.run.instruments.attribution import NoSamples, ProfiledRow, ProfiledSamples, attribute
@@ -70,11 +70,8 @@ def read_samples(output: Path, rows: Sequence[ProfiledRow]) -> list[ProfiledSamp
         if not summaries:
             problems.append(f"{profile.name} has no op_summary")
         for path in summaries:
-            try:
+            with noted(problems, TableError):
                 read = read_launches(path)
-            except TableError as error:
-                problems.append(str(error))
-            else:
                 launches += read.launches
                 problems += read.problems
     launches.sort(key=lambda launch: launch.start_ns)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
 
+from opatlas.grouping import grouped
 from opatlas.row.errors import DeviceGone
 from opatlas.run.devices.device import DeviceDescription, DeviceSpec
 from opatlas.run.devices.device_lock import DeviceWaits
@@ -83,6 +84,9 @@ class MsprofSession:
     """A profiling session: starts processes under msprof, runs jobs, and reads msprof's output.
 
     If a row kills the process or group, the session starts a new process or group under a new msprof in a new folder.
+
+    Attributes:
+        process: the scheduler of the processes. msprof writes its output when the process is closed.
     """
 
     patience_s = PARSE_TIMEOUT_S
@@ -105,7 +109,7 @@ class MsprofSession:
         self._settings = settings
         self._folder = folder
         self._ranks = ranks
-        self._process = process_of(self)
+        self.process = process_of(self)
         self._outputs: list[Path] = []
         #: Jobs that ran and whose samples are pending, by the output of their process.
         self._launched: dict[Path, list[tuple[Job, RowOutcome]]] = defaultdict(list)
@@ -121,23 +125,12 @@ class MsprofSession:
         self._outputs.append(output)
         return command
 
-    def begin(self) -> None:
-        """Begins to start the process."""
-        self._process.begin()
-
-    def describe(self) -> DeviceDescription:
-        return self._process.describe()
-
     def launch(self, job: Job) -> RowOutcome:
         """Runs a job, whose samples may be pending. Raises DeviceGone."""
-        outcome = self._process.run(job)
+        outcome = self.process.run(job)
         if outcome.pending:
             self._launched[self._outputs[-1]].append((job, outcome))
         return outcome
-
-    def end(self) -> None:
-        """Ends the process, so that msprof writes its output."""
-        self._process.close()
 
     def read(self) -> tuple[list[tuple[Job, RowOutcome]], list[Job]]:
         """Reads msprof's output of the ended process.
@@ -162,7 +155,7 @@ class MsprofSession:
 
     def close(self) -> None:
         """Ends a session that ran no job."""
-        self._process.close()
+        self.process.close()
         self._remove_outputs()
 
     def _remove_outputs(self) -> None:
@@ -242,12 +235,12 @@ class MsprofBatches(Queue):
     def describe(self) -> DeviceDescription:
         if self._description is None:
             self._session = self._session or self._new_session()
-            self._description = self._session.describe()
+            self._description = self._session.process.describe()
         return self._description
 
     def begin(self) -> None:
         self._session = self._session or self._new_session()
-        self._session.begin()
+        self._session.process.begin()
 
     def prepare(self) -> None:
         # Opens the first session only; each later batch starts its own.
@@ -270,12 +263,12 @@ class MsprofBatches(Queue):
                         self._waiting.appendleft(job)
                         break
                     launched += 1
-                    self._description = self._description or session.describe()
+                    self._description = self._description or session.process.describe()
                     yield Done(job, outcome, self.describe())
                     if outcome.pending is None and job.id == wanted:
                         wanted = None
             finally:
-                session.end()
+                session.process.close()
             found, missing = session.read()
             again = self._try_again(missing, launched) if self._tries_again else {}
             for job, outcome in found:
@@ -299,7 +292,7 @@ class MsprofBatches(Queue):
                 # The next row reports the missing device.
                 return again
             finally:
-                session.end()
+                session.process.close()
             again |= {job.id: outcome for job, outcome in session.read()[0]}
         return again
 
@@ -312,9 +305,6 @@ def _smaller(missing: Sequence[Job], rows: int) -> Iterator[Sequence[Job]]:
         rows: number of rows of the session in which they are missing.
     """
     most = max(1, rows // _SMALLER)
-    by_type: dict[str, list[Job]] = defaultdict(list)
-    for job in missing:
-        by_type[job.kernel_type].append(job)
-    for jobs in by_type.values():
+    for jobs in grouped((job.kernel_type, job) for job in missing).values():
         for start in range(0, len(jobs), most):
             yield jobs[start : start + most]

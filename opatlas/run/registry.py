@@ -320,8 +320,11 @@ WITHOUT_REPLAY: dict[str, str] = {
 }
 
 _FACTS = Path(import_module("opatlas.bench").__path__[0], "facts")
+#: The operators of the GPU timings by kernel type, in the order of their first call.
 CALLS = _FACTS / "gpu_calls.json"
+#: The keys of KINDS by NPU call, as `@replays` names it, for the calls that tests with torch_npu proved.
 PROOFS = _FACTS / "npu_proofs.json"
+#: The devices that sample rows were checked on, by implementation and kernel type, if they ran.
 IMPLEMENTATION_PROOFS = _FACTS / "implementation_proofs.json"
 
 #: Proofs that an NPU call takes the arguments of its replay, from the strongest to the weakest.
@@ -345,25 +348,11 @@ def runs_on_cpu(call: str) -> bool:
     )
 
 
-def read_proofs() -> dict[str, str]:
-    """Returns the keys of KINDS by NPU call, as `@replays` names it, for the calls that tests with torch_npu proved."""
-    return _read(PROOFS)
-
-
 def proof_of(call: str) -> str:
     """Returns the proof of an NPU call, a key of KINDS; "" for a call without a proof."""
-    return read_proofs().get(call) or (_TORCH if runs_on_cpu(call) else "")
+    return read_facts(PROOFS).get(call) or (_TORCH if runs_on_cpu(call) else "")
 
 
-def read_calls() -> dict[str, list[str]]:
-    """Returns the operators of the GPU timings by kernel type, in the order of their first call."""
-    return _read(CALLS)
-
-
-def read_implementation_proofs() -> dict[str, dict[str, str]]:
-    """Returns the devices that sample rows were checked on, by implementation and kernel type, if they ran."""
-    return _read(IMPLEMENTATION_PROOFS)
-
-
-def _read(path: Path) -> dict[str, Any]:
+def read_facts(path: Path) -> dict[str, Any]:
+    """Returns the facts of CALLS, PROOFS or IMPLEMENTATION_PROOFS."""
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}

@@ -17,7 +17,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
@@ -31,7 +30,6 @@ from opatlas.row.errors import DeviceUnhealthy, MissingPrecondition, ReplayError
 from opatlas.row.roofline import Peak, bound_us, device_peak, row_work
 from opatlas.row.status import Status
 from opatlas.run.devices.device import Device, DeviceDescription, DeviceSpec, open_device
-from opatlas.run.devices.device_lock import LockHolder
 from opatlas.run.group import ALONE, Group, SynchronizedInstrument
 from opatlas.run.inputs.replay_row import ReplayRow
 from opatlas.run.inputs.row_slots import RowSlots
@@ -263,32 +261,31 @@ def _bind_kernel(
 
 
 class Runner:
-    """Owns an open device and runs jobs on it, one at a time."""
+    """Owns an open device and runs jobs on it, one at a time.
+
+    Attributes:
+        device: the device.
+    """
 
     def __init__(self, spec: DeviceSpec, settings: MeasureSettings) -> None:
         """Opens the device. Raises OpAtlasError if that fails, or if the device lacks the requested instrument."""
-        self._device: Device = open_device(spec, settings)
+        self.device: Device = open_device(spec, settings)
         self._kind = spec.kind
-        self._instrument = self._device.instrument()
+        self._instrument = self.device.instrument()
         if settings.instrument not in (None, self._instrument.name):
             raise OpAtlasError(
                 f"--instrument {settings.instrument}: {spec} measures with {self._instrument.name}: give that name"
             )
         self._settings = settings
         # Described once, because the description of an NPU runs its vendor's tools.
-        self._description = self._device.describe()
+        self._description = self.device.describe()
         self._peak = device_peak(self._description.name)
         self._group = ALONE
-        self._state = ProcessState(self.torch_device.type)
+        self._state = ProcessState(self.device.torch_device.type)
         #: Changes of the process's state by all rows so far.
         self._changed: list[str] = []
         #: The same changes, as the outcome of the last row lists them.
         self._reported: tuple[str, ...] = ()
-
-    @property
-    def torch_device(self) -> torch.device:
-        """Returns the device on which the tensors of rows are created."""
-        return self._device.torch_device
 
     def join(self, group: Group) -> None:
         """Makes this process a rank of a group, which runs each job together with the other ranks."""
@@ -302,7 +299,7 @@ class Runner:
     def probe(self) -> None:
         """Runs an operation with a known result on the device. Raises DeviceUnhealthy if it fails."""
         try:
-            self._device.probe()
+            self.device.probe()
         except DeviceUnhealthy:
             raise
         except Exception as error:
@@ -316,12 +313,6 @@ class Runner:
             return False
         return True
 
-    def locked(
-        self, when_waiting: Callable[[LockHolder], object], when_taken: Callable[[], None], limit_s: float | None = None
-    ) -> AbstractContextManager[object]:
-        """Returns a context that holds the device's lock while a job runs; see `Device.locked`."""
-        return self._device.locked(when_waiting, when_taken, limit_s)
-
     def run(self, job: Job) -> RowOutcome:
         """Runs a job, and turns its exceptions into an outcome."""
         try:
@@ -330,7 +321,7 @@ class Runner:
             outcome = outcome_of(error, self._reported)
         if outcome.status is Status.OOM:
             # The exception's frames, which referenced the row's tensors, no longer exist here.
-            self._device.release_memory()
+            self.device.release_memory()
         return outcome
 
     def run_raising(self, job: Job) -> RowOutcome:
@@ -374,7 +365,7 @@ class Runner:
         if spec is None:
             raise TypeError(f"{job.module}.{job.function} is not marked with @replays")
         bind: Binding = pkgutil.resolve_name(spec.binding) if spec.binding else _bind_kernel
-        row, replay = bind(job, spec, self._device, self._instrument, self._settings, self._group)
+        row, replay = bind(job, spec, self.device, self._instrument, self._settings, self._group)
         replay.expect_memory()
         with torch.no_grad(), replay.bounded_memory(), translated_pytest_exceptions():
             function(**select_arguments(function, row=row, replay=replay, group=self._group))

@@ -164,10 +164,9 @@ class InProcess(InTurn):
         except Exception as error:
             # torch is missing, or its runtime refuses the device.
             raise DeviceGone(f"{spec} cannot be opened: {exception_line(error)}") from error
-        self._description = self._runner.describe()
 
     def describe(self) -> DeviceDescription:
-        return self._description
+        return self._runner.describe()
 
     def _outcome(self, job: Job) -> RowOutcome:
         try:
@@ -184,7 +183,7 @@ class InProcess(InTurn):
     def _run(self, job: Job) -> RowOutcome:
         if job.group is not None:
             raise MissingPrecondition(f"needs a {job.group}, but --in-process is one process: omit the option")
-        with self._waits, self._runner.locked(self._waits.begin, self._waits.end, LONGEST_WAIT_S):
+        with self._waits, self._runner.device.lock.held(self._waits.begin, self._waits.end, LONGEST_WAIT_S):
             return self._runner.run_raising(job)
 
 

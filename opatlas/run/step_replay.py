@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
+from opatlas.grouping import grouped
 from opatlas.row.columns import STEP, STEP_LAUNCH, STEP_LAYERS, STEP_STACK
 from opatlas.row.errors import Unsupported, WrongResult
 from opatlas.row.quality import typical_mean
@@ -249,9 +250,7 @@ class StepReplay(RowReplay):
             kernels, gaps = sum(columns[""]), sum(columns[" gap"])
             counters |= {"kernels(us)": kernels, "gaps(us)": gaps or max(fmean(samples) - kernels, 0.0)}
         for suffix, values in columns.items():
-            of_parts: dict[str, list[float]] = defaultdict(list)
-            for part, value in zip(parts, values, strict=True):
-                of_parts[part].append(value)
+            of_parts = grouped(zip(parts, values, strict=True))
             counters |= {f"{part}{suffix}(us)": fmean(own) for part, own in of_parts.items()}
         errors = [each.error for each in self._layers.checked if each.error is not None]
         names = in_place.names if in_place is not None else ()

@@ -18,6 +18,7 @@ from opatlas import formats
 from opatlas.data.database import Database
 from opatlas.errors import OpAtlasError
 from opatlas.formats import ratio
+from opatlas.grouping import grouped
 from opatlas.row import columns as col
 from opatlas.row.columns import INPUT_DTYPES, INPUT_SHAPES, MESSAGE_BYTES, NUM_DEVICES
 from opatlas.row.communication import bandwidth_gbps, is_communication
@@ -162,9 +163,7 @@ def duration_tables(rows: Collection[RowSummary]) -> Iterator[Table]:
         *("kernel type", "rows", "median(us)", "shortest(us)", "longest(us)"),
         *(Column("noise", formats.percent), "not quiet", "best rate", Column("of peak", formats.percent)),
     )
-    of_type: dict[str, list[RowSummary]] = {}
-    for row in rows:
-        of_type.setdefault(row.kernel_type, []).append(row)
+    of_type = grouped((row.kernel_type, row) for row in rows)
     yield Table(columns, [_type_cells(name, of_type[name]) for name in sorted(of_type)])
     # Few rows need no lists besides the table.
     if len(rows) > _SHOWN:
@@ -306,9 +305,7 @@ def gap_table(gaps: Sequence[Gap]) -> Table:
 
 def gaps_by_type(gaps: Sequence[Gap]) -> Table:
     """Returns replayed over captured by kernel type, the farthest first, and of how many rows other kernels ran."""
-    by_type: dict[str, list[Gap]] = {}
-    for gap in gaps:
-        by_type.setdefault(gap.kernel_type, []).append(gap)
+    by_type = grouped((gap.kernel_type, gap) for gap in gaps)
     columns = ("kernel type", "rows", Column("median", ratio), Column("p90", ratio), "same kernels", "compositions")
     rows = [
         (

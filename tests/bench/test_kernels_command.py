@@ -9,7 +9,7 @@ from pathlib import Path
 from kernel_pages import generated
 
 from opatlas.cli.main import main
-from opatlas.run.registry import KINDS, proof_of, read_proofs, replay_spec, replays_of_bench, runs_on_cpu
+from opatlas.run.registry import KINDS, PROOFS, proof_of, read_facts, replay_spec, replays_of_bench, runs_on_cpu
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -44,7 +44,7 @@ def test_every_call_is_proven():
     """The findings of tests/npu, with the torch_npu that is not at hand everywhere."""
     calls = {replay_spec(function).npu for function in replays_of_bench().values()}
     assert [call for call in calls if not proof_of(call)] == [], "run `pytest tests/npu --write-npu-proofs`"
-    stored = read_proofs()
+    stored = read_facts(PROOFS)
     assert set(stored) <= calls
     assert set(stored.values()) <= set(KINDS)
     assert [call for call, kind in stored.items() if kind == "torch" and runs_on_cpu(call)] == []

@@ -9,26 +9,26 @@ from sample_rows import ROWS
 from written_facts import write_calls
 
 from opatlas.row.status import Status
-from opatlas.run.registry import read_calls
+from opatlas.run.registry import CALLS, read_facts
 
 
 @pytest.fixture(scope="module")
 def called(request, runner):
     """By kernel type: the operators that its first row was timed with."""
     found = {}
-    kernel = runner._device.kernel
+    kernel = runner.device.kernel
 
     def watched(impl, npu):
         return operators_of(kernel(impl, npu), lambda names: found.setdefault(found["now"], names))
 
-    runner._device.kernel = watched
+    runner.device.kernel = watched
     yield found
     found.pop("now", None)
     found.pop("", None)
-    runner._device.kernel = kernel
+    runner.device.kernel = kernel
     if request.config.getoption("--write-gpu-calls"):
         # With -k some types are run, and the others stay as they are.
-        write_calls({name: calls for name, calls in (read_calls() | found).items() if name in ROWS})
+        write_calls({name: calls for name, calls in (read_facts(CALLS) | found).items() if name in ROWS})
 
 
 @pytest.mark.parametrize(("kernel_type", "row"), [(name, row) for name, rows in ROWS.items() for row in rows])
@@ -45,6 +45,6 @@ def test_row_is_measured_and_right(kernel_type, row, runner, called, request):
     assert measurement.device_kernels >= 1
     assert all(0.1 < sample < 1e5 for sample in measurement.samples_us)
     if is_first and not request.config.getoption("--write-gpu-calls"):
-        kept = read_calls().get(kernel_type)
+        kept = read_facts(CALLS).get(kernel_type)
         assert kept, f"not known of {kernel_type}: run `pytest tests/cuda -k {kernel_type} --write-gpu-calls`"
         assert called.get(kernel_type, kept) == kept

@@ -22,7 +22,7 @@ from opatlas.row.location import ROOT, list_databases, parse_path
 from opatlas.row.slots import base_type
 from opatlas.row.status import Status
 from opatlas.run.implementation_catalog import shipped
-from opatlas.run.registry import read_implementation_proofs, replay_spec, replays_of_bench
+from opatlas.run.registry import IMPLEMENTATION_PROOFS, read_facts, replay_spec, replays_of_bench
 
 #: One kernel type of each way in which torch's own functions compute: compiling one takes seconds for each row.
 WRAPPED = (
@@ -100,5 +100,5 @@ def test_kernel_type_is_measured_or_unsupported(name, kernel_type, processes, re
     assert not wrong, "\n".join(wrong)
     if not measured:
         assert unsupported, "no row to run"
-        assert kernel_type not in read_implementation_proofs().get(name, {})
+        assert kernel_type not in read_facts(IMPLEMENTATION_PROOFS).get(name, {})
         pytest.skip(f"every row is unsupported: {unsupported[0]}")

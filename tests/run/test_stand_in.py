@@ -109,7 +109,7 @@ class NpuLike:
 
 def test_a_devices_own_call_is_the_kernel_itself():
     runner = Runner(DeviceSpec("cpu"), MeasureSettings(repeat_count=1, cache="warm"))
-    runner._device = NpuLike(runner._device)
+    runner.device = NpuLike(runner.device)
     job = job_of("OneMore", ONE, f"{__name__}.of_a_kernel")
     job.cells["kernel"] = "one"
     assert stand_in_of(runner.run(job)) == ""

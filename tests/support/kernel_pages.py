@@ -17,7 +17,7 @@ from opatlas.row.location import SHIPPED
 from opatlas.row.slots import base_type
 from opatlas.row.table import RowTable
 from opatlas.run.implementation_catalog import shipped
-from opatlas.run.registry import KINDS, WITHOUT_REPLAY, read_implementation_proofs, replays_of_bench
+from opatlas.run.registry import IMPLEMENTATION_PROOFS, KINDS, WITHOUT_REPLAY, read_facts, replays_of_bench
 
 ROOT = Path(__file__).parents[2]
 DATABASES = ROOT / "database" / "data"
@@ -91,7 +91,7 @@ def implementations_page(root: Path = ROOT) -> str:
 
 def as_coverage() -> str:
     """A line for each implementation, with the kernel types that were checked, and the others that it marks."""
-    proofs = read_implementation_proofs()
+    proofs = read_facts(IMPLEMENTATION_PROOFS)
     # AddAiCore is Add by another name.
     types = {base_type(each) for found in shipped().values() for each in found.sources} & set(replays_of_bench())
     rows = []

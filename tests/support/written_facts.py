@@ -9,7 +9,7 @@ from tempfile import gettempdir
 from typing import Any
 
 from opatlas.files import safe_lock
-from opatlas.run.registry import CALLS, IMPLEMENTATION_PROOFS, PROOFS, read_implementation_proofs, runs_on_cpu
+from opatlas.run.registry import CALLS, IMPLEMENTATION_PROOFS, PROOFS, read_facts, runs_on_cpu
 
 
 def write_proofs(proofs: Mapping[str, str]) -> None:
@@ -25,7 +25,7 @@ def write_calls(calls: Mapping[str, Sequence[str]]) -> None:
 def keep_implementation_proof(name: str, kernel_type: str, proof: str) -> None:
     """Writes the proof of an implementation, or removes it if it is ""; several processes may write."""
     with safe_lock(Path(gettempdir(), "opatlas-implementation-proofs.lock")):
-        proofs = read_implementation_proofs()
+        proofs = read_facts(IMPLEMENTATION_PROOFS)
         own = {each: known for each, known in proofs.get(name, {}).items() if each != kernel_type}
         if proof:
             own[kernel_type] = proof

@@ -11,7 +11,7 @@ from opatlas import formats
 from opatlas.ask.checks.check import WHOLE_DATABASE, CheckedDatabase, Finding, finding
 from opatlas.capture.cases import pool_cases
 from opatlas.data.manifest import Manifest
-from opatlas.errors import OpAtlasError
+from opatlas.errors import noted
 from opatlas.row import columns as col
 from opatlas.row.communication import is_communication, row_kind
 from opatlas.row.quality import LONGEST_US, Mask
@@ -26,10 +26,8 @@ def unreadable(database: CheckedDatabase) -> Iterator[Finding]:
         yield Finding(str(error.path), error.line, kernel_type, kernel_type, "", str(error))
     provenance = database.provenance
     problems = list(provenance.problems)
-    try:
+    with noted(problems):
         pool_cases(provenance.ingests)
-    except OpAtlasError as error:
-        problems.append(str(error))
     for problem in dict.fromkeys(problems):
         yield Finding(str(provenance.database.runs_dir), None, "", WHOLE_DATABASE, "", problem)
 

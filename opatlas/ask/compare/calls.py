@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import median, pvariance
 
 from opatlas.formats import percent
+from opatlas.grouping import grouped
 from opatlas.row import columns as col
 from opatlas.row.quality import (
     AMBIGUOUS_LIMIT,
@@ -237,11 +238,8 @@ def controls_of(run_id: str, calls: Sequence[RowCall]) -> Controls:
 
 def controls_by_run(calls: Iterable[RowCall]) -> dict[str, Controls]:
     """Returns the controls of each run that has rounds, by run id."""
-    found: dict[str, list[RowCall]] = {}
-    for call in calls:
-        if call.rounds:
-            found.setdefault(call.run_id, []).append(call)
-    return {run_id: controls_of(run_id, of_run) for run_id, of_run in found.items()}
+    by_run = grouped((call.run_id, call) for call in calls if call.rounds)
+    return {run_id: controls_of(run_id, of_run) for run_id, of_run in by_run.items()}
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from functools import cached_property
 
 from opatlas.ask.compare.calls import MISSING, Basis, CallPair, Controls, RowCall, compare_calls, controls_by_run
 from opatlas.ask.compare.databases import ComparedDatabase
-from opatlas.errors import OpAtlasError, UsageError
+from opatlas.errors import UsageError, noted
+from opatlas.grouping import grouped
 from opatlas.progress import track
 from opatlas.row.rounds import Mean, PairVerdict, mean_of
 from opatlas.row.signature import kernel_types_meant, make_case_id
@@ -161,10 +162,7 @@ class DatabaseComparison:
     @cached_property
     def by_kernel_type(self) -> Mapping[str, Sequence[RowComparison]]:
         """The rows of each kernel type."""
-        found: dict[str, list[RowComparison]] = {}
-        for row in self.rows:
-            found.setdefault(row.kernel_type, []).append(row)
-        return found
+        return grouped((row.kernel_type, row) for row in self.rows)
 
     @property
     def fastest(self) -> Counter[str]:
@@ -281,11 +279,9 @@ def compare_databases(
 
 def _read(database: ComparedDatabase, kernel_type: str, problems: list[str]) -> Mapping[str, RowCall]:
     """Returns the calls of a kernel type by signature; none of a file that cannot be read, which becomes a problem."""
-    try:
+    with noted(problems):
         return database.calls.read(kernel_type)
-    except OpAtlasError as error:
-        problems.append(str(error))
-        return {}
+    return {}
 
 
 def compare_row(

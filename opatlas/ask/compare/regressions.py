@@ -16,7 +16,8 @@ from opatlas.data import log
 from opatlas.data.database import Database
 from opatlas.data.manifest import Manifest, read_manifests
 from opatlas.data.origin import run_drivers, run_origins
-from opatlas.errors import OpAtlasError
+from opatlas.errors import noted
+from opatlas.grouping import grouped
 from opatlas.row.columns import CACHE_STATE, IMPLEMENTATION, INSTRUMENT, STAND_IN
 from opatlas.row.quality import Floats
 from opatlas.row.record import RowName
@@ -116,9 +117,7 @@ class Regressions:
 
     def by_runs(self) -> dict[tuple[str, str], list[RowChange]]:
         """Returns the changes by the runs before and after; the most rows first."""
-        found: dict[tuple[str, str], list[RowChange]] = {}
-        for change in self.changes:
-            found.setdefault((change.before_run, change.after_run), []).append(change)
+        found = grouped(((change.before_run, change.after_run), change) for change in self.changes)
         return dict(sorted(found.items(), key=lambda item: -len(item[1])))
 
     def differences(self, before: str, after: str) -> list[str]:
@@ -209,15 +208,11 @@ def _calls(database: Database, runs: Sequence[str], problems: list[str]) -> dict
     """Returns the measured calls of each row by run, in the order of the runs."""
     found: dict[RowName, dict[str, RowCall]] = {}
     for run in runs:
-        try:
-            calls = read_run(database, run)
-        except OpAtlasError as error:
-            problems.append(str(error))
-            continue
-        for kernel_type, of_type in calls.items():
-            for signature, call in of_type.items():
-                if call.duration is not None:
-                    found.setdefault(RowName(kernel_type, signature), {})[run] = call
+        with noted(problems):
+            for kernel_type, of_type in read_run(database, run).items():
+                for signature, call in of_type.items():
+                    if call.duration is not None:
+                        found.setdefault(RowName(kernel_type, signature), {})[run] = call
     return found
 
 

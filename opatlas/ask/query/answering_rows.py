@@ -16,6 +16,7 @@ import numpy as np
 from opatlas.ask.query.question import FORM, Question, UsedRow, machine_floor, measured_half_widths
 from opatlas.data.origin import Provenance, are_one_device, joined
 from opatlas.errors import OpAtlasError
+from opatlas.grouping import positions_by_key
 from opatlas.row import columns as col
 from opatlas.row.communication import is_communication
 from opatlas.row.quality import Duration, Floats, Mask, Positions, Source
@@ -302,10 +303,7 @@ class AnsweringRows:
 
     @cached_property
     def _by_inputs(self) -> Mapping[tuple[str, ...], list[int]]:
-        found: dict[tuple[str, ...], list[int]] = {}
-        for place, words in enumerate(self.words(col.INPUT_SHAPES)):
-            found.setdefault(words, []).append(place)
-        return found
+        return positions_by_key(self.words(col.INPUT_SHAPES))
 
     def differing(self, rows: Sequence[int], columns: Sequence[str]) -> list[str]:
         """Returns the columns in which rows differ."""
@@ -332,11 +330,8 @@ class AnsweringRows:
     @cached_property
     def alike(self) -> list[list[int]]:
         """The places of the rows, those together that differ in nothing but the sizes of their tensors."""
-        found: dict[object, list[int]] = {}
         shapes = ([_SIZE.sub("0", cell) for cell in self.cells(name)] for name in (col.INPUT_SHAPES, col.OUTPUT_SHAPES))
-        for place, cells in enumerate(zip(*shapes, *map(self.cells, FORM), strict=True)):
-            found.setdefault(cells, []).append(place)
-        return list(found.values())
+        return list(positions_by_key(zip(*shapes, *map(self.cells, FORM), strict=True)).values())
 
     def places(self, frame: pd.DataFrame) -> Positions:
         """Returns the place of the row with the signature of each row of a table; -1 where there is none.

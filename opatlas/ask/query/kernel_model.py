@@ -34,6 +34,7 @@ from opatlas.ask.query.smoother import (
     posterior,
     roofline_log_us,
 )
+from opatlas.grouping import grouped
 from opatlas.row.quality import Floats, Mask, Positions
 
 #: Fewer rows fit no model.
@@ -338,9 +339,7 @@ def _tokens(features: Sequence[RowFeatures]) -> Floats:
 
 def _of_site(features: Sequence[RowFeatures]) -> dict[str, list[bool]]:
     """Returns for each regime which dimensions are those of a site: not multiples of the first, which counts tokens."""
-    by_regime: dict[str, list[tuple[int, ...]]] = {}
-    for row in features:
-        by_regime.setdefault(row.regime, []).append(row.dims)
+    by_regime = grouped((row.regime, row.dims) for row in features)
     found = {}
     for regime, rows in by_regime.items():
         dims = np.array(rows, dtype=np.int64)

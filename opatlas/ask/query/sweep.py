@@ -21,6 +21,7 @@ from opatlas.ask.query.model_cost import ModelCost, known_types
 from opatlas.ask.query.step_time import StepTime
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.files import read_safely
+from opatlas.grouping import grouped
 from opatlas.theory.model_calls import step_calls
 from opatlas.theory.model_step import Step, step_memory
 from opatlas.theory.models import ModelFacts, models_by_name
@@ -334,9 +335,7 @@ def _fitted(points: Sequence[ComparedPoint]) -> Iterator[ComparedPoint]:
     An engine adds more to some models than to others. So the part, from 0 to 1, is that with which the errors of all
     engines' models are least, if each is left out in turn. Nothing of a point's own model is in its share.
     """
-    late: _Late = {}
-    for each in points:
-        late.setdefault((each.point.engine, each.model), []).append(-log1p(each.error))
+    late: _Late = grouped(((each.point.engine, each.model), -log1p(each.error)) for each in points)
     parts = {name: min(_PARTS, key=partial(_error_of_others, late, name)) for _, name in late}
     for each in points:
         middle = _median_of_others(late, each.point.engine, {each.model})

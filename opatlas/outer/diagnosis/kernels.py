@@ -24,7 +24,8 @@ from opatlas.capture.capture_discovery import find_captures, kind_of_capture, op
 from opatlas.capture.single_launches import Launches, Timeline, nanoseconds, read_launches
 from opatlas.data.database import Database, expect_tables
 from opatlas.data.origin import Provenance
-from opatlas.errors import OpAtlasError, TableError
+from opatlas.errors import OpAtlasError, TableError, noted
+from opatlas.grouping import grouped
 from opatlas.progress import progress, track
 from opatlas.row import columns as col
 from opatlas.row.quality import LONGEST_US
@@ -169,9 +170,7 @@ def _joined(frames: Sequence[pd.DataFrame]) -> tuple[pd.DataFrame, str]:
     Captures with other counters are of one run, since a profiler has one group of counters at a time. The n-th launch
     of a kernel in one is the n-th in the other. It has the counters of both, and the duration of the first.
     """
-    by_counters: dict[frozenset[str], list[pd.DataFrame]] = {}
-    for frame in frames:
-        by_counters.setdefault(frame.attrs["counters"], []).append(frame)
+    by_counters = grouped((frame.attrs["counters"], frame) for frame in frames)
     first, *others = (pd.concat(each, ignore_index=True) for each in by_counters.values())
     if not others:
         return first, ""
@@ -301,11 +300,8 @@ def _read_rows(folder: Path) -> KernelLines:
 
     def answering() -> Iterator[AnsweringRows]:
         for kernel_type in track(names, "diagnose, kernel types"):
-            try:
+            with noted(problems):
                 stored = AnsweringRows(database.read(kernel_type), devices, compositions=True)
-            except OpAtlasError as error:
-                problems.append(str(error))
-            else:
                 elsewhere.update(each.device for each in stored.left_out.values())
                 yield stored
 

@@ -13,6 +13,7 @@ import pandas as pd
 from opatlas.capture.capture_reader import DURATION, NAME, STREAM, TYPE
 from opatlas.errors import UsageError
 from opatlas.formats import microseconds, percent
+from opatlas.grouping import grouped
 from opatlas.row.columns import BASE, INPUT_DTYPES, INPUT_SHAPES, KERNEL_NAMES, MICROBENCH_DEVICE_KERNELS, SPAN
 from opatlas.show.chrome_trace import TraceSlice
 from opatlas.show.result import Column, Fields, Part, Table
@@ -43,9 +44,7 @@ def diagnosis_parts(found: Diagnosis) -> Iterator[Part]:
     if not found.table.is_capture:
         yield Table(("durations", "rows"), list(found.sources.items()), detail=True)
     yield peak_fields(found)
-    untested: dict[str, list[str]] = {}
-    for rule in found.untested():
-        untested.setdefault(rule.counters, []).append(rule.verdict)
+    untested = grouped((rule.counters, rule.verdict) for rule in found.untested())
     groups = [(counters, ", ".join(verdicts)) for counters, verdicts in untested.items()]
     yield Table(("counters of", "verdicts"), groups, "not tested, without counters", detail=True)
 

@@ -22,6 +22,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from opatlas.data.csv_files import write_text
+from opatlas.grouping import grouped
 from opatlas.row.columns import INPUT_SLOTS, OUTPUT_SLOTS
 from opatlas.row.errors import ReplayError
 from opatlas.row.versions import cann_version
@@ -192,11 +193,8 @@ def operators(target: Target) -> Verdict:
     import_torch_npu()
     # As a device process does before it looks for an operator.
     open_device(available_devices(target.device or None)[0], MeasureSettings())
-    types: dict[str, list[str]] = defaultdict(list)
-    for kernel_type, function in replays_of_bench().items():
-        spec = replay_spec(function)
-        if spec is not None and spec.npu is not None:
-            types[spec.npu].append(kernel_type)
+    specs = ((name, replay_spec(function)) for name, function in replays_of_bench().items())
+    types = grouped((spec.npu, name) for name, spec in specs if spec is not None and spec.npu is not None)
     missing: dict[str, list[str]] = defaultdict(list)
     for call in sorted(types):
         try:

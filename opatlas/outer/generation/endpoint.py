@@ -208,8 +208,10 @@ class Endpoint:
 
     def _answer(self, text: str, seconds: float) -> ChatAnswer:
         try:
-            reply = decode(_without_lone_surrogates(text), _ChatReply, "reply")
-        except DecodeError:
+            # With "?" for each half of a pair of surrogates: models write such, and msgspec refuses it.
+            plain = json.dumps(json.loads(text), ensure_ascii=False).encode(errors="replace")
+            reply = decode(plain, _ChatReply, "reply")
+        except (DecodeError, ValueError, RecursionError):
             what = "HTML" if text.lstrip()[:1] == "<" else "something other than a chat completion"
             remedy = "check the address: it is that of the API, not of a web page"
             raise self._error(f"answered with {what}: {_quote(text) or 'nothing'}", remedy, 200) from None
@@ -268,16 +270,6 @@ def _completions_url(url: str) -> str:
     if plain.endswith("/chat/completions"):
         return plain
     return f"{plain}/chat/completions" if _VERSIONED.search(parts.path) else f"{plain}/v1/chat/completions"
-
-
-def _without_lone_surrogates(reply: str) -> str:
-    """Returns a reply with "?" for each half of a pair of surrogates: models write such, and msgspec refuses it."""
-    if "\\ud" not in reply.lower():
-        return reply
-    try:
-        return json.dumps(json.loads(reply), ensure_ascii=False).encode(errors="replace").decode()
-    except (ValueError, RecursionError):
-        return reply
 
 
 def _without(key: str, text: str) -> str:

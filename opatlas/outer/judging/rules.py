@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from opatlas.grouping import grouped
 from opatlas.outer.judging.judgement import TORCH_WORKS, ErrorClass, Judgement, Level
 
 #: Line and detail of what a rule objects to. Line 0 is the whole file.
@@ -307,11 +308,7 @@ class CandidateSource:
     @cached_property
     def functions(self) -> dict[str, list[Function]]:
         """All functions and methods by name."""
-        found: dict[str, list[Function]] = {}
-        for node in self.nodes:
-            if isinstance(node, Function):
-                found.setdefault(node.name, []).append(node)
-        return found
+        return grouped((node.name, node) for node in self.nodes if isinstance(node, Function))
 
     @cached_property
     def triton_kernels(self) -> dict[str, Function]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 from msgspec import Meta
 
+from opatlas.grouping import grouped
 from opatlas.row.columns import INPUT_SHAPES
 from opatlas.row.communication import is_communication
 from opatlas.row.record import LaunchedCase
@@ -161,11 +162,8 @@ def attribute(launches: Sequence[Launch], rows: Sequence[ProfiledRow]) -> list[P
         launches: launches of one process, in the order of their start.
         rows: the rows that this process ran, in their order.
     """
-    devices: dict[str, list[Launch]] = defaultdict(list)
-    for launch in launches:
-        devices[launch.device].append(launch)
     found: dict[int, list[list[Launch]] | NoSamples] = {}
-    for of_device in devices.values():
+    for of_device in grouped((launch.device, launch) for launch in launches).values():
         found |= _launches_of_device(of_device)
     return [_checked_samples(row, found.get(row.pending.number)) for row in rows]
 
@@ -306,10 +304,7 @@ def whole_call(found: ProfiledSamples) -> OwnKernel | NoSamples:
 
 def _mean_counters(calls: Iterable[Iterable[Launch]]) -> dict[str, float]:
     """Returns the mean of each hardware counter over all launches that have it."""
-    counters: dict[str, list[float]] = defaultdict(list)
-    for launch in (launch for call in calls for launch in call):
-        for counter, value in launch.counters.items():
-            counters[counter].append(value)
+    counters = grouped(each for call in calls for launch in call for each in launch.counters.items())
     return {counter: fmean(values) for counter, values in counters.items()}
 
 

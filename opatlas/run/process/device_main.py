@@ -76,7 +76,7 @@ def main(fd: int, meeting: str, *, under_launcher: bool) -> None:
         if meeting:
             channel.send(protocol.DeviceOpened(os.getpid()))
             try:
-                group = _join_group(meeting, runner.torch_device, messages.step)
+                group = _join_group(meeting, runner.device.torch_device, messages.step)
                 runner.join(group)
             except Exception as error:
                 channel.send(protocol.NotReady(_why_not_joined(error)))
@@ -166,7 +166,7 @@ class _JobMessages:
         def wait(holder: LockHolder) -> None:
             self._channel.send(protocol.Waiting(job.id, holder))
 
-        return runner.locked(wait, lambda: self._channel.send(protocol.LockTaken(job.id)))
+        return runner.device.lock.held(wait, lambda: self._channel.send(protocol.LockTaken(job.id)))
 
 
 def _serve(

@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from numbers import Integral, Real
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NoReturn
 
 import msgspec
@@ -312,9 +311,7 @@ class ChildChannel:
     def __enter__(self) -> ChildChannel:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _read(self, most: int, at_least: int | None = None) -> bytes:

@@ -212,18 +212,15 @@ class Ranks:
             deadline = time.monotonic() + PROFILED_END_TIMEOUT_S
             ended = [rank.wait_for_end(max(deadline - time.monotonic(), 0)) for rank in self._ranks.values()]
             patience_s = self._launcher.patience_s if all(ended) else 0.0
-        self._end(patience_s)
+        self.kill(patience_s)
 
     def release(self) -> None:
         """Lets the ranks end, and does not wait for it."""
         for rank in self._ranks.values():
             rank.channel.close()
 
-    def kill(self) -> None:
-        """Ends all processes now, with their launchers."""
-        self._end(0.0)
-
-    def _end(self, patience_s: float) -> None:
+    def kill(self, patience_s: float = 0.0) -> None:
+        """Ends all processes with their launchers, which have some seconds to end by themselves."""
         deadline = time.monotonic() + patience_s
         if not patience_s:
             for rank in self._ranks.values():
