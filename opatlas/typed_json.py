@@ -46,10 +46,9 @@ def decode(text: bytes | str, kind: type[T], place: str) -> T:
     # mypy does not know that type[T] is hashable.
     hashable: Any = kind
     try:
-        value: T = _decoder(hashable).decode(text)
+        return _decoder(hashable).decode(text)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise DecodeError(place, str(error)) from None
-    return value
 
 
 def json_line(values: Mapping[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -249,53 +250,48 @@ MEASURING = (
         "msprof, or a folder of these (default: rows are run)",
     ),
 )
+_theory = partial(declare, scope=Scope.THEORY)
 #: The options of theory rows alone.
 THEORY_ROWS = (
-    declare(
+    _theory(
         "--target-models",
-        Scope.THEORY,
         type=names,
         metavar="MODEL[,MODEL...]",
         default=(),
         help="take shapes of these models only: names of built-in models, config.json files "
         "(default: the built-in models, and shapes of no model in particular)",
     ),
-    declare(
+    _theory(
         "--calls",
-        Scope.THEORY,
         type=Path,
         metavar="FILE",
         help="add the rows of these calls alone: a JSON list of operators with their arguments, such as a test list "
         "of OperatorX (default: rows of the catalog's patterns)",
     ),
-    declare(
+    _theory(
         "--expert-load",
-        Scope.THEORY,
         type=_loads,
         metavar="LOAD[,LOAD...]",
         default=("",),
         help="the rows of each expert in grouped products: random, or a power law such as 'power law 1.2', in turn "
         "(default: equally many)",
     ),
-    declare(
+    _theory(
         "--rows",
-        Scope.THEORY,
         type=at_least(0),
         metavar="N",
         default=1000,
         help="the most theory rows of a kernel type; 0: the whole grid (default: %(default)s)",
     ),
-    declare(
+    _theory(
         "--seed",
-        Scope.THEORY,
         type=at_least(0),
         metavar="N",
         default=0,
         help="the same seed draws the same rows, for a given version of hypothesis (default: %(default)s)",
     ),
-    declare(
+    _theory(
         "--max-hbm-gb",
-        Scope.THEORY,
         type=positive,
         metavar="GB",
         default=32.0,

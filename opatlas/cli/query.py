@@ -268,8 +268,7 @@ def long_table(database: OpenDatabase) -> pd.DataFrame:
     table: pd.DataFrame = pd.concat([each for each in tables if len(each)] or tables[:1], ignore_index=True)
     table = table.reindex(columns=list(COLUMNS)).astype(dict(COLUMNS))
     words = [name for name, dtype in COLUMNS.items() if dtype == "string"]
-    table = table.assign(**{name: table[name].replace("", pd.NA) for name in words})
-    return table
+    return table.assign(**{name: table[name].replace("", pd.NA) for name in words})
 
 
 def _sources(database: OpenDatabase) -> Iterator[tuple[OpenDatabase, str]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -190,40 +191,36 @@ def _several(read: Callable[[str], Any], metavar: str) -> Mapping[str, Any]:
     }
 
 
+_collective = partial(declare, scope=Scope.COLLECTIVES)
 #: The options of the collectives alone.
 OPTIONS = (
-    declare(
+    _collective(
         "--grid-shape",
-        Scope.COLLECTIVES,
         **_several(at_least(1), "N"),
         help="the grid of the devices of all nodes: number of places in each dimension, outermost first "
         "(default: 48,8,2 on an A3, 128,8 on an A2, elsewhere by nodes)",
     ),
-    declare(
+    _collective(
         "--num-devices",
-        Scope.COLLECTIVES,
         **_several(at_least(2), "N"),
         help="sizes of the groups to measure (default: 16 on an A3, 2 on a CPU, all devices elsewhere)",
     ),
-    declare(
+    _collective(
         "--topology-tier",
-        Scope.COLLECTIVES,
         type=between(min(TIERS), max(TIERS)),
         choices=list(TIERS),
         help="the outermost dimension of the grid in which the devices of a group differ: "
         f"{', '.join(f'{tier} {name}' for tier, name in TIERS.items())} "
         "(default: that of neighbours; with several nodes 0)",
     ),
-    declare(
+    _collective(
         "--comm-dtype",
-        Scope.COLLECTIVES,
         **_several(one_of(DTYPES), "DTYPE"),
         default=["bfloat16"],
         help=f"dtypes of the messages: {', '.join(DTYPES)} (default: bfloat16)",
     ),
-    declare(
+    _collective(
         "--bytes-grid",
-        Scope.COLLECTIVES,
         **_several(at_least(1), "BYTES"),
         help="sizes of the messages, rounded up to whole elements, as many for each device (default: powers of two "
         "from 1 KiB to 512 MiB, on a CPU to 16 MiB)",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -148,29 +148,26 @@ def communication_variables() -> dict[str, str]:
     }
 
 
-_SCOPE = Scope.RUNNING
+_running = partial(declare, scope=Scope.RUNNING)
 #: Options for the nodes of groups, for collectives and for kernels of expert parallelism.
 NODE_OPTIONS = (
-    declare(
+    _running(
         "--nnodes",
-        _SCOPE,
         type=at_least(1),
         default=1,
         metavar="N",
         help="number of nodes of each group; run the same command on each node (default: %(default)s)",
     ),
-    declare(
+    _running(
         "--node-rank",
-        _SCOPE,
         type=at_least(0),
         default=0,
         metavar="I",
         help="number of this node, from 0 (default: %(default)s)",
     ),
-    declare("--master-addr", _SCOPE, default=LOOPBACK, metavar="HOST", help="address of node 0 (default: %(default)s)"),
-    declare(
+    _running("--master-addr", default=LOOPBACK, metavar="HOST", help="address of node 0 (default: %(default)s)"),
+    _running(
         "--master-port",
-        _SCOPE,
         type=between(1, 65535),
         metavar="PORT",
         help="port of node 0, needed with several nodes (default: a free port)",

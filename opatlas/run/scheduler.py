@@ -183,7 +183,7 @@ class InProcess(InTurn):
     def _run(self, job: Job) -> RowOutcome:
         if job.group is not None:
             raise MissingPrecondition(f"needs a {job.group}, but --in-process is one process: omit the option")
-        with self._waits, self._runner.device.lock.held(self._waits.begin, self._waits.end, LONGEST_WAIT_S):
+        with self._waits, self._runner.device.locked(self._waits.begin, self._waits.end, LONGEST_WAIT_S):
             return self._runner.run_raising(job)
 
 

@@ -80,7 +80,7 @@ class InThisProcess(InProcess):
         InTurn.__init__(self)
         self._waits = DeviceWaits(print)
         self._runner: Any = toy
-        self._description = toy.describe()
+        self._runner.device = toy
 
 
 class ToySession(MsprofSession):
@@ -90,7 +90,7 @@ class ToySession(MsprofSession):
         super().__init__(lambda launcher: toy, MeasureSettings(), Path())
 
     def launch(self, job: Job) -> RowOutcome:
-        outcome = self._process.run(job)
+        outcome = self.process.run(job)
         if outcome.measurement is None:
             return outcome
         self._launched[Path()].append((job, outcome))

@@ -19,7 +19,7 @@ from opatlas.row.versions import Kind, kind_of, kinds
 if TYPE_CHECKING:
     import torch
 
-    from opatlas.run.devices.device_lock import DeviceLock
+    from opatlas.run.devices.device_lock import DeviceLock, LockHolder
     from opatlas.run.devices.fatal_errors import FatalErrors
     from opatlas.run.instruments.instrument import Instrument, MeasureSettings
 
@@ -284,6 +284,21 @@ class Device:
         from contextlib import nullcontext
 
         return nullcontext()
+
+    def locked(
+        self, when_waiting: Callable[[LockHolder], object], when_taken: Callable[[], None], limit_s: float | None = None
+    ) -> AbstractContextManager[object]:
+        """Returns a context that holds the device's lock while a row runs.
+
+        Args:
+            when_waiting: called with the holder of the lock, if another row holds it.
+            when_taken: called at the end of that wait.
+            limit_s: longest wait in seconds; None: no limit.
+
+        Raises:
+            DeviceGone: the wait exceeded the limit.
+        """
+        return self.lock.held(when_waiting, when_taken, limit_s)
 
 
 class Accelerator(Device):

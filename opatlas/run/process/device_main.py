@@ -166,7 +166,7 @@ class _JobMessages:
         def wait(holder: LockHolder) -> None:
             self._channel.send(protocol.Waiting(job.id, holder))
 
-        return runner.device.lock.held(wait, lambda: self._channel.send(protocol.LockTaken(job.id)))
+        return runner.device.locked(wait, lambda: self._channel.send(protocol.LockTaken(job.id)))
 
 
 def _serve(
