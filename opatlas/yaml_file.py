@@ -58,8 +58,7 @@ class _StrictLoader(_Loader):
             if problem:
                 raise yaml.constructor.ConstructorError(None, None, problem, name.start_mark)
             there.add(key)
-        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
-        return mapping
+        return super().construct_mapping(node, deep)
 
 
 def parse_yaml(text: bytes, *, strict: bool = False) -> Any:

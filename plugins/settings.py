@@ -79,8 +79,7 @@ def source_of(config: pytest.Config, devices: Sequence[DeviceSpec]) -> RowSource
         return steps(option, devices)
     for name in _LISTING:
         if getattr(option, name):
-            found: RowSource = _registered(name)(option, devices)
-            return found
+            return _registered(name)(option, devices)
     return kernels(option) if scope is Scope.KERNELS else profiles(option)
 
 
@@ -124,8 +123,7 @@ def collectives(config: pytest.Config, devices: Sequence[DeviceSpec]) -> RowSour
 def _write_starter(database: Database) -> int:
     from opatlas.shapes.starter import write_starter
 
-    rows: int = write_starter(database)
-    return rows
+    return write_starter(database)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -327,8 +327,7 @@ class Draw:
         """
         affordable = max(READ_INPUTS // max(terms, 1), _LEAST_PARTS)
         wanted = min(max(SAMPLED_ELEMENTS // max(elements, 1), _LEAST_PARTS), affordable)
-        numbers: list[int] = sample(count, wanted, self.seed, torch.device("cpu")).tolist()
-        return numbers
+        return sample(count, wanted, self.seed, torch.device("cpu")).tolist()
 
 
 def parts(view: Callable[..., tuple[torch.Tensor, ...]] | None = None) -> Callable[[Callable[..., Any]], Formula]:

@@ -210,8 +210,7 @@ def load_kernel(source: KernelSource, torch_function: Callable[..., Any]) -> Cal
         ) from error
     if not source.wraps:
         return function
-    wrapped: Callable[..., Any] = function(torch_function)
-    return wrapped
+    return function(torch_function)
 
 
 def expect_parameters(

@@ -134,8 +134,7 @@ _PYTEST_FIXTURES = ("custom_opp", "msprof")
 def load_function(job: Job) -> Callable[..., Any]:
     """Imports the replay function of a job by name, or else from its file."""
     module = sys.modules.get(job.module) or _import(job.module, Path(job.module_path))
-    function: Callable[..., Any] = operator.attrgetter(job.function)(module)
-    return function
+    return operator.attrgetter(job.function)(module)
 
 
 def select_arguments(function: Callable[..., Any], **available: Any) -> dict[str, Any]:

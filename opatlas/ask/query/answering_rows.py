@@ -248,8 +248,7 @@ class AnsweringRows:
             "run_id": [each.run_id for each in self.found],
             "implementation": self.label,
         }
-        table: pd.DataFrame = pd.DataFrame(columns)
-        return table
+        return pd.DataFrame(columns)
 
     def typed(self) -> pd.DataFrame:
         """Returns a table with a line for each row.

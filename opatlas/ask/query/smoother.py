@@ -50,8 +50,7 @@ def roofline_log_us(parameters: Floats, log_work: Floats) -> Floats:
     terms = q * (log_work + parameters[1:-1])
     largest = terms.max(axis=1)
     overlapped = (largest + np.log(np.exp(terms - largest[:, None]).sum(axis=1))) / q
-    total: Floats = np.logaddexp(parameters[0], overlapped)
-    return total
+    return np.logaddexp(parameters[0], overlapped)
 
 
 def _descend(start: Floats, log_work: Floats, log_us: Floats) -> tuple[Floats, float]:
@@ -113,16 +112,14 @@ class Covariance:
 
     def scaled(self, features: Floats) -> Floats:
         """Returns features in units of their lengths."""
-        scaled: Floats = features / self.lengths
-        return scaled
+        return features / self.lengths
 
     def between(self, near: Floats, far: Floats) -> Floats:
         """Returns the covariances of two stacks of scaled rows, (..., a, f) and (..., b, f)."""
         which = self.is_smooth
         smooth = _ROOT3 * np.sqrt(_squares(near[..., which], far[..., which]))
         rough = np.sqrt(_squares(near, far))
-        total: Floats = self.smooth**2 * (1 + smooth) * np.exp(-smooth) + self.rough**2 * np.exp(-rough)
-        return total
+        return self.smooth**2 * (1 + smooth) * np.exp(-smooth) + self.rough**2 * np.exp(-rough)
 
     def fit(self, roofline: Floats, kinds: int) -> SmootherFit:
         """Returns its numbers, with those of the mean."""
@@ -138,8 +135,7 @@ def _squares(near: Floats, far: Floats) -> Floats:
     """Returns the squared distances of two stacks of rows."""
     products = near @ np.swapaxes(far, -1, -2)
     sums = (near**2).sum(-1)[..., :, None] + (far**2).sum(-1)[..., None, :]
-    found: Floats = np.maximum(sums - 2 * products, 0.0)
-    return found
+    return np.maximum(sums - 2 * products, 0.0)
 
 
 class SmootherFit(msgspec.Struct):
