@@ -242,7 +242,7 @@ def prepare_inputs_padded(at: At, ends: Tensor, valid: Tensor, starts: Tensor) -
     return starts[at[0] + 1] - 1 - rejected, rejected
 
 
-@per_row("more", "drafted", "draft", "target", "recovered", "uniform")
+@per_row("bonus", "drafted", "draft", "target", "recovered", "uniform")
 def rejection_random_sample(
     drafted: Tensor, draft: Tensor | None, target: Tensor, bonus: Tensor, recovered: Tensor, uniform: Tensor
 ) -> Tensor:
