@@ -169,9 +169,10 @@ def _names() -> Table:
     for facts in dict.fromkeys(known.values()):
         memory = step_memory(facts, Step(facts.name, 1, 1, dtype=facts.dtype or "BF16"))
         experts = facts.experts.count if facts.experts is not None else None
-        names = facts.name, ", ".join(short[facts.name])
-        rows.append((*names, facts.layers, facts.hidden, experts, memory.weights, facts.stored))
-    return Table(("model", "short names", "layers", "hidden", "experts", Column("weights", size), "stored as"), rows)
+        sizes = facts.layers, facts.hidden, experts, memory.weights
+        rows.append((facts.name, ", ".join(short[facts.name]), *sizes, facts.stored))
+    wide = [Column(name, wide=True) for name in ("hidden", "stored as")]
+    return Table(("model", "short names", "layers", wide[0], "experts", Column("weights", size), wide[1]), rows)
 
 
 def _cost_json(cost: ModelCost) -> dict[str, object]:
