@@ -367,7 +367,7 @@ def test_differences_from_the_model_are_reported(tmp_path: Path, capsys: pytest.
     assert "--dtype" in error
     assert main([*asked, "--dtype", "BF16"]) == 0
     text = capsys.readouterr().out
-    assert all(word in text for word in ("MXFP4", "2 of 4 layers", "sinks", "biases"))
+    assert all(word in text for word in ("MXFP4", "sinks", "biases"))
     assert main([*asked, "--dtype", "bf16", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     found = opatlas.open(place).model(model, batch=4, context=512, dtype="BF16")

@@ -58,7 +58,11 @@ SCHEMAS = {
             float swiglu_limit=1000000.0)
             -> (Tensor out, Tensor expert_token_nums)
     """,
-    # vllm-project/vllm-ascend, vllm_ascend/ops/triton/rope.py, of 2026.
+    # vllm-project/vllm-ascend, vllm_ascend/ops/triton/{reject_sample,rope}.py, of 2026.
+    "vllm_ascend_reject_sample": """
+        expand_triton(int batch_size, Tensor(a!) expanded_x, Tensor x, Tensor cu_num_tokens, Scalar replace_from,
+            Scalar replace_to, int max_num_tokens) -> ()
+    """,
     "vllm_ascend_rope": """
         rope_forward_triton_siso(Tensor(a!) qk, Tensor? cos=None, Tensor? sin=None, Tensor? cos_sin_cache=None,
             Tensor? positions=None, int rope_dim=-1, bool is_neox_style=True) -> Tensor(a!)
@@ -100,7 +104,8 @@ def register() -> None:
     Functions of vllm-ascend that are no operators of torch take the place of the module.
     """
     module = ModuleType("vllm_ascend")
-    module.ops = SimpleNamespace(triton=SimpleNamespace(rope=torch.ops.vllm_ascend_rope))
+    files = {name: getattr(torch.ops, f"vllm_ascend_{name}") for name in ("reject_sample", "rope")}
+    module.ops = SimpleNamespace(triton=SimpleNamespace(**files))
     sys.modules.setdefault("vllm_ascend", module)
     earlier = EARLIER.get(os.environ.get(EARLIER_VARIABLE, ""), "")
     for namespace, schemas in SCHEMAS.items():
