@@ -39,7 +39,7 @@ from .options import (
     refuse_useless_versions,
 )
 from .steps import steps
-from .target import SessionTarget, cluster_notes, devices_of, named_versions, targets_of
+from .target import SessionTarget, cluster_of, devices_of, named_versions, targets_of
 
 if TYPE_CHECKING:
     from opatlas.outer.generation.session_models import ModelSettings
@@ -262,7 +262,7 @@ def settings_of(config: pytest.Config) -> Settings:
         source=source,
         named=bool(option.database_path) and source.needs_database,
         versions=named_versions(option.versions),
-        notes=(*notes, *cluster_notes(config)),
+        notes=(*notes, *(cluster_of(config, devices).notes if option.ray is not None else ())),
         models=models,
         ray=option.ray,
     )
