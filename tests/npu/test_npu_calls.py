@@ -127,7 +127,8 @@ def test_stored_proofs_are_up_to_date(request, verdicts_by_type):
 
 def test_every_custom_schema_is_that_of_a_replay():
     calls = {call for function in replays_of_bench().values() for call in replay_spec(function).npu.split(OR)}
-    calls = {call.replace("vllm_ascend.ops.triton.", "torch.ops.vllm_ascend_") for call in calls}
+    names = (("vllm_ascend.ops.triton.", "torch.ops.vllm_ascend_"), ("fla_npu.ops.ascendc.", "torch.ops.fla_npu."))
+    calls = {call.replace(*name) for call in calls for name in names}
     named = {
         f"torch.ops.{namespace}.{schema.split('(')[0].strip()}"
         for namespace, schemas in SCHEMAS.items()
