@@ -97,6 +97,7 @@ _MX = f"9,128;24,128;24,2,2;9,2,2 | {E4M3};FLOAT8_E8M0;FLOAT8_E8M0 -> 9,24 | DT_
 _FP8_ROWS = "6,73 | DT_BF16 -> 6,73;6 | FLOAT8_{};FLOAT"
 _FP8_BLOCKS = "6,{0} | DT_BF16 -> 6,{0};6,{1} | FLOAT8_E4M3FN;FLOAT"
 
+KDA, MAMBA = "ChunkKdaFwd", "mamba_chunk_scan_combined_varlen"
 EXPAND, PREPARE = "expand_kernel", "prepare_inputs_padded_kernel"
 REJECT, RECOVER = "rejection_random_sample_kernel", "sample_recovered_tokens_kernel"
 _REJECT, _RECOVER = "rejection_random_sample", "sample_recovered_tokens"
@@ -332,6 +333,12 @@ MISTAKES: list[tuple[Any, ...]] = [
         "states not written",
         lambda *a, state: impl.selective_state_update(*a, state=state.clone()),
     ),
+    (KDA, "no decay", arguments("chunk_kda_fwd", lambda q, k, v, g, *a: (q, k, v, g * 0, *a))),
+    (KDA, "a decay of heads", arguments("chunk_kda_fwd", lambda q, k, v, g, *a: (q, k, v, g[..., :1] + g * 0, *a))),
+    (KDA, "the whole value counts", arguments("chunk_kda_fwd", lambda q, k, v, g, b, *a: (q, k, v, g, b * 0 + 1, *a))),
+    (MAMBA, "no state before", arguments("mamba_chunk_scan", lambda *a: (*a[:7], a[7] * 0))),
+    (MAMBA, "B and C exchanged", arguments("mamba_chunk_scan", lambda *a: (*a[:3], a[4], a[3], *a[5:]))),
+    (MAMBA, "D left out", arguments("mamba_chunk_scan", lambda *a: (*a[:5], a[5] * 0, *a[6:]))),
     (EXPAND, "not replaced", arguments("expand_triton", lambda *a: (*a[:4], -1, *a[5:]))),
     (EXPAND, "the next sequence", arguments("expand_triton", lambda b, y, x, *a: (b, y, x.roll(-1), *a))),
     (EXPAND, "a token late", lambda b, y, *a: (impl.expand_triton(b, y, *a), y.copy_(y.roll(1)))[1]),
