@@ -17,7 +17,11 @@ from .implementations import torch as impl
 RING_MASK = (512, 512)
 
 
-@replays("FusedInferAttentionScore", npu="torch_npu.npu_fused_infer_attention_score")
+#: The second call takes sinks, too.
+_FUSED_INFER_ATTENTION = "torch_npu.npu_fused_infer_attention_score or torch_npu.npu_fused_infer_attention_score_v2"
+
+
+@replays("FusedInferAttentionScore", npu=_FUSED_INFER_ATTENTION)
 def test_fused_infer_attention_score(row, replay):
     operator = fia.with_operator_shapes(row)
     call = fia.read_attention(operator)
@@ -38,6 +42,7 @@ def test_fused_infer_attention_score(row, replay):
         query_rope=operator.tensor(fia.QUERY_ROPE, *fia.RANGE) if call.rope else None,
         key_rope=operator.tensor(fia.KEY_ROPE, *fia.RANGE) if call.rope else None,
         **call.keywords,
+        **({"learnable_sink": operator.tensor(fia.SINK, call.sinks - 1, call.sinks + 1)} if call.sinks else {}),
         output_slots=[0, 1] if call.keywords["softmax_lse_flag"] else [0],
         expected=formulas.fused_infer_attention_score,
     )

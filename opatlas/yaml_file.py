@@ -50,7 +50,8 @@ class _StrictLoader(_Loader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         there = set()
-        for name, _ in node.value:
+        # Keys of a merged mapping (`<<`) may be given again.
+        for name in [name for name, _ in node.value if name.tag != "tag:yaml.org,2002:merge"]:
             key = self.construct_object(name, deep=True)
             problem = f"{key!r} is repeated" if isinstance(key, str) and key in there else ""
             if not isinstance(key, str):
@@ -58,8 +59,7 @@ class _StrictLoader(_Loader):
             if problem:
                 raise yaml.constructor.ConstructorError(None, None, problem, name.start_mark)
             there.add(key)
-        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
-        return mapping
+        return super().construct_mapping(node, deep)
 
 
 def parse_yaml(text: bytes, *, strict: bool = False) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import gc
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -142,7 +142,9 @@ class Collector:
         for table in plan.tables.values():
             if table.kernel_type in known:
                 continue
-            skip = pytest.mark.skip(reason=_reason_without_replay(table.kernel_type, known))
+            name, why = table.kernel_type, WITHOUT_REPLAY.get(table.kernel_type)
+            meant = f": {why}" if why else suggest(name, known, least=0.85)
+            skip = pytest.mark.skip(reason=f"{name} has no replay{meant}")
             if not is_looked_up:
                 # Of rows that cannot be replayed no update mode is done.
                 table.admit()
@@ -174,11 +176,6 @@ def interleaved(tables: Sequence[CaseTable], baseline: int | None = None) -> Ite
         by_row.setdefault(case.row_id, []).append(case)
     for rivals in by_row.values():
         yield from sorted(rivals, key=lambda case: case.target != baseline)
-
-
-def _reason_without_replay(kernel_type: str, replayed: Collection[str]) -> str:
-    why = WITHOUT_REPLAY.get(kernel_type)
-    return f"{kernel_type} has no replay{f': {why}' if why else suggest(kernel_type, replayed, least=0.85)}"
 
 
 def sort_exclusive_last(items: list[pytest.Item], options: argparse.Namespace) -> None:

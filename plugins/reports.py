@@ -72,8 +72,7 @@ def attach_note(report: pytest.TestReport, note: RowNote) -> None:
 
 def note_of(report: pytest.TestReport) -> RowNote | None:
     """Returns the note of a row's report; None for the reports of other tests."""
-    note: RowNote | None = getattr(report, _ATTRIBUTE, None)
-    return note
+    return getattr(report, _ATTRIBUTE, None)
 
 
 def record_of(report: pytest.TestReport) -> Record | None:

@@ -361,8 +361,7 @@ class SessionContext:
         """Returns the plan that the controller has sent to this worker."""
         if not self._received:
             return Plan(error="replays were not asked for by name: with -n, name bench/ on the command line")
-        plan: Plan = pickle.loads(self._received)
-        return plan
+        return pickle.loads(self._received)
 
     def await_other_workers(self) -> None:
         """Returns when no other worker of the session runs, or when the session is to stop."""

@@ -39,7 +39,7 @@ from .options import (
     refuse_useless_versions,
 )
 from .steps import steps
-from .target import SessionTarget, cluster_notes, devices_of, named_versions, targets_of
+from .target import SessionTarget, cluster_of, devices_of, named_versions, targets_of
 
 if TYPE_CHECKING:
     from opatlas.outer.generation.session_models import ModelSettings
@@ -79,8 +79,7 @@ def source_of(config: pytest.Config, devices: Sequence[DeviceSpec]) -> RowSource
         return steps(option, devices)
     for name in _LISTING:
         if getattr(option, name):
-            found: RowSource = _registered(name)(option, devices)
-            return found
+            return _registered(name)(option, devices)
     return kernels(option) if scope is Scope.KERNELS else profiles(option)
 
 
@@ -124,8 +123,7 @@ def collectives(config: pytest.Config, devices: Sequence[DeviceSpec]) -> RowSour
 def _write_starter(database: Database) -> int:
     from opatlas.shapes.starter import write_starter
 
-    rows: int = write_starter(database)
-    return rows
+    return write_starter(database)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,7 +262,7 @@ def settings_of(config: pytest.Config) -> Settings:
         source=source,
         named=bool(option.database_path) and source.needs_database,
         versions=named_versions(option.versions),
-        notes=(*notes, *cluster_notes(config)),
+        notes=(*notes, *(cluster_of(config, devices).notes if option.ray is not None else ())),
         models=models,
         ray=option.ray,
     )

@@ -105,11 +105,6 @@ def cluster_of(config: pytest.Config, own: Sequence[DeviceSpec]) -> RayCluster:
     return config.stash[_CLUSTER]
 
 
-def cluster_notes(config: pytest.Config) -> list[str]:
-    """Returns which hosts a session does not use; none without a cluster."""
-    return config.stash[_CLUSTER].notes if _CLUSTER in config.stash else []
-
-
 def devices_of(config: pytest.Config) -> Sequence[DeviceSpec]:
     """Returns the devices that rows are replayed on; with --prof-path, the device that was profiled.
 

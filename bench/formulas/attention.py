@@ -92,10 +92,13 @@ def fused_infer_attention_score(
     sparse_mode: int = 0,
     block_size: int = 0,
     softmax_lse_flag: bool = False,
+    pre_tokens: int = 0,
+    learnable_sink: Tensor | None = None,
     **unused: Any,
 ) -> tuple[Part, ...]:
     """Computes attention; query i of S sees all T keys of its sequence, with sparse_mode 3 the first T - S + i + 1.
 
+    With sparse_mode 4 it sees the last pre_tokens + 1 of these. A sink is one more score of a head, without a value.
     Head n shares the keys of head n // (heads / key heads). In pages, key j of sequence b lies in
     block table[b, j // block size], at offset j % block size.
     """
@@ -109,12 +112,14 @@ def fused_infer_attention_score(
         number, i, queries = _sequence(token, actual_seq_lengths if tnd else None, length)
         first = actual_seq_lengths_kv[number - 1] if number and block_table is None else 0
         kv = actual_seq_lengths_kv[number] - first
-        seen = kv - queries + i + 1 if sparse_mode == 3 else kv
-        return token, n, number, i, n // (num_heads // num_key_value_heads), first, seen
+        seen = kv - queries + i + 1 if sparse_mode else kv
+        cut = max(seen - pre_tokens - 1, 0) if sparse_mode == 4 else 0
+        return token, n, number, i, n // (num_heads // num_key_value_heads), first + cut, seen - cut
 
     def read(places: Places, j: Tensor) -> Places:
         token, n, number, i, head, first = places
-        own: Places = (first.unsqueeze(-1) + j, head.unsqueeze(-1))
+        j = first.unsqueeze(-1) + j
+        own: Places = (j, head.unsqueeze(-1))
         if block_table is not None:
             own = (block_table[number.unsqueeze(-1), j // block_size].long(), head.unsqueeze(-1), j % block_size)
         at = (token, n) if tnd else (number, n, i)
@@ -128,6 +133,8 @@ def fused_infer_attention_score(
     rows = list(map(place_of, draw(tokens * num_heads, elements=width, terms=max(actual_seq_lengths_kv) * 2 * width)))
     out, sums = attend(rows, 2 * query.shape[-1], query.device, scale, read)
     token, n, number, i = index_of([row[:4] for row in rows], query.device)
+    if learnable_sink is not None:
+        out = out / (1 + (learnable_sink[n].double() - sums).exp())[:, None]
     where: Places = (token, n) if tnd else (n, number, i)
     found = Part(where, out, steps=_STEPS_OF_FP8 if key.dtype in FP8 else 1)
     if not softmax_lse_flag:

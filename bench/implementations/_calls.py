@@ -54,10 +54,18 @@ class Attention:
     sparse_mode: int = 0
     block_size: int = 0
     softmax_lse_flag: bool = False
+    pre_tokens: int = 0
+    next_tokens: int = 0
+    learnable_sink: Tensor | None = None
 
     @property
     def causal(self) -> bool:
-        return self.sparse_mode == 3
+        return self.sparse_mode > 0
+
+    @property
+    def window(self) -> int:
+        """Returns how many keys before its own a query sees; -1 for all."""
+        return self.pre_tokens if self.sparse_mode == 4 else -1
 
     @property
     def query_starts(self) -> list[int]:

@@ -119,8 +119,7 @@ def layer_norm(
 def swiglu(x: Tensor, dim: int) -> Tensor:
     expect(dim in (-1, x.dim() - 1), f"axis {dim}", "the last axis")
     # FlagGems' kernel for both halves in one tensor takes CUDA only.
-    result: Tensor = flag_gems.swiglu(x) if x.is_cuda else flag_gems.silu_and_mul(*x.chunk(2, -1))
-    return result
+    return flag_gems.swiglu(x) if x.is_cuda else flag_gems.silu_and_mul(*x.chunk(2, -1))
 
 
 @implements("ChunkGatedDeltaRule")

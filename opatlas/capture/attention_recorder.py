@@ -317,20 +317,17 @@ class _FlashCall:
         query, key, value = first("q"), first("k_cache", "k"), first("v_cache", "v")
         self._shapes = tuple(_shape(each) or () for each in (query, key, value))
         self._table = _shape(first("block_table", "page_table"))
-        self._causal = bool(named.get("causal"))
+        self._causal, before = bool(named.get("causal")), int((named.get("window_size") or [-1])[0])
+        is_window = self._causal and before >= 0
+        self._mask = {"sparse_mode": 4, "pre_tokens": before} if is_window else {"sparse_mode": 3 * self._causal}
         found = {"queries": named.get("cu_seqlens_q"), "keys": first("seqused_k", "cache_seqlens", "cu_seqlens_k")}
         capturing = getattr(query, "is_cuda", False) and sys.modules["torch"].cuda.is_current_stream_capturing()
         skipped = capturing or type(query).__name__ in _TRACED or not hasattr(found["keys"], "tolist")
-        self.counts: dict[str, Any] = (
-            {} if skipped else {name: each for name, each in found.items() if each is not None}
-        )
+        self.counts: dict[str, Any] = {} if skipped else {name: own for name, own in found.items() if own is not None}
         self._ends_of_keys = first("seqused_k", "cache_seqlens") is None
-        of_counts = [
-            # Inference mode counts no writes.
-            (name, id(each), object() if each.is_inference() else each._version)
-            for name, each in self.counts.items()
-        ]
-        self.key = (self._shapes, self._table, self._causal, of_counts)
+        # Inference mode counts no writes.
+        of_counts = [(id(own), object() if own.is_inference() else own._version) for own in self.counts.values()]
+        self.key = (self._shapes, self._table, self._mask, of_counts)
 
     def fetch(self) -> None:
         """Begins to copy the lengths to the host."""
@@ -371,7 +368,7 @@ class _FlashCall:
             "block_table_valid_blocks": [-(-length // size) for length in keys] if size else None,
             "num_heads": heads,
             "num_key_value_heads": kv_heads,
-            "sparse_mode": 3 if self._causal else 0,
+            **self._mask,
             "input_layout": "TND",
             "block_size": size or None,
         }
@@ -433,6 +430,7 @@ def _record(names: _Names, arguments: Sequence[Any], keywords: Mapping[str, Any]
         "sparse_mode": keywords.get("sparse_mode", 0),
         "input_layout": keywords.get("input_layout", "BSH"),
         "block_size": block_size,
+        **({"pre_tokens": keywords.get("pre_tokens")} if keywords.get("sparse_mode") == 4 else {}),
     }
     return msgspec.json.encode(record) + b"\n"
 

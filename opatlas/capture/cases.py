@@ -292,8 +292,3 @@ def pool_cases(ingests: Sequence[Ingest], keys: Collection[CaseKey] | None = Non
     for (kernel_type, text), parts in found.items():
         by_type.setdefault(kernel_type, {})[text] = parts
     return {kernel_type: Cases(kernel_type, by_type[kernel_type], replaced) for kernel_type in sorted(by_type)}
-
-
-def case_keys(ingest: Ingest) -> set[CaseKey]:
-    """Returns the cases that an ingest has samples of. Raises OpAtlasError."""
-    return {line.key for line in read_samples(ingest.samples)} if ingest.samples is not None else set()

@@ -23,7 +23,7 @@ from typing import Any
 
 from opatlas.capture.apply import CsvChanges, apply_cases, clear_edited_rows, unexplained_rows
 from opatlas.capture.capture_discovery import CaptureInput, check_unchanged, distinct_captures, earlier_ingests
-from opatlas.capture.cases import Aggregate, CaseKey, SampleLine, case_keys, pool_cases, write_samples
+from opatlas.capture.cases import Aggregate, CaseKey, SampleLine, pool_cases, read_samples, write_samples
 from opatlas.capture.launches import LaunchCounts
 from opatlas.data import manifest as stored
 from opatlas.data.database import Database
@@ -196,7 +196,9 @@ def _complete_interrupted(database: Database, done: IngestResult) -> list[str]:
     ingests = stored.read_ingests(database)
     for ingest in ingests:
         if ingest.manifest.finished_at is None and ingest.samples is not None:
-            outcome = _write_statistics(database, ingests, ingest.manifest, case_keys(ingest))
+            outcome = _write_statistics(
+                database, ingests, ingest.manifest, {line.key for line in read_samples(ingest.samples)}
+            )
             done.problems += outcome.problems
             if not outcome.problems:
                 completed.append(ingest.manifest.run_id)

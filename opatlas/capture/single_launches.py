@@ -210,8 +210,7 @@ def numbered_steps(labels: Sequence[str]) -> np.ndarray:
     """Numbers steps in the order of their first launches. A launch without a label is of the step before it."""
     order = {label: number for number, label in enumerate(dict.fromkeys(filter(None, labels)))}
     # The last kernels of a step may run after the first ones of the next.
-    numbers: np.ndarray = np.maximum.accumulate([order.get(label, 0) for label in labels])
-    return numbers
+    return np.maximum.accumulate([order.get(label, 0) for label in labels])
 
 
 class LaunchTimeline(Timeline):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, CycloptsError, Group, Parameter
 
@@ -103,7 +103,7 @@ def _new_app(name: str, about: str) -> App:
         help=about or None,
         version_flags=(),
         help_format="markdown",
-        default_parameter=Parameter(negative=(), show_default=_default_text),
+        default_parameter=Parameter(negative=(), show_default=lambda value: value or None),
         result_action="return_value",
     )
 
@@ -145,11 +145,6 @@ def _not_installed(error: ImportError) -> Exception:
         f"{missing.name} is not installed for {sys.executable}: pip install -e . in the checkout of OpAtlas, or "
         f"run the command `opatlas` of the environment that has it"
     )
-
-
-def _default_text(value: Any) -> Any:
-    """Returns a default for the help; None for one that the help leaves out."""
-    return value or None
 
 
 def _of_pytest() -> None:

@@ -19,7 +19,7 @@ from opatlas.ask.query.database import open as open_database
 from opatlas.ask.query.model_cost import ModelCost, PartCost, PartField
 from opatlas.ask.query.next_rows import NextRows
 from opatlas.ask.query.question import How
-from opatlas.ask.query.sweep import ComparedPoint, Served, SweptStep, served_costs, step_costs, write_plot
+from opatlas.ask.query.sweep import ComparedPoint, Served, SweptStep, served_costs, step_costs
 from opatlas.data.database import Database
 from opatlas.data.fold import add_rows
 from opatlas.data.manifest import Manifest, code_digest, this_machine
@@ -61,7 +61,6 @@ def model(
     sequences: Names = (),
     dtype: str = "",
     implementation: Names = (),
-    plot: Path | None = None,
     against: Path | None = None,
     next: Count | None = None,  # noqa: A002
     dry_run: bool = False,
@@ -92,7 +91,6 @@ def model(
         dtype: BF16 or FLOAT16; INT8 or FLOAT8_E4M3FN for quantized products (default: that of the model's weights).
         implementation: implementations in their order, of which the first with rows of a kernel type answers; fastest:
             for each call the fastest (default: the stack that the database names).
-        plot: write step time and throughput over the batch to FILE.html.
         against: a CSV of the times per output token of servers; MODEL is one of its models, or `all`.
         next: add the N rows to the database whose measurement tells most about this step; opatlas bench measures them.
         dry_run: with --next: show the rows, and add nothing.
@@ -128,11 +126,9 @@ def model(
     if len(found) == 1 and found[0][1] is None:
         raise UsageError(found[0][2])
     costs = [cost for _, cost, _ in found if cost is not None]
-    if plot is not None:
-        write_plot(plot, costs)
     if trace is not None:
         write_trace(trace, chain.from_iterable(map(model_slices, costs)))
-    written = [f"written: {path}" for path in (plot, trace) if path is not None]
+    written = [] if trace is None else [f"written: {trace}"]
     if len(found) == len(costs) == 1:
         return Result([*_cost_parts(costs[0]), *written], json=_cost_json(costs[0]))
     return Result([*_sweep_parts(name, found), *written], json=[*map(_swept_json, found)])
@@ -166,16 +162,14 @@ def _next(name: str, place: str, steps: Sequence[Step], most: int, dry_run: bool
 def _names() -> Table:
     """Returns the models that have names."""
     known = models_by_name()
-    short: dict[str, list[str]] = {}
-    for word, facts in known.items():
-        short.setdefault(facts.name, []).extend([] if "/" in word else [word])
     rows = []
     for facts in dict.fromkeys(known.values()):
         memory = step_memory(facts, Step(facts.name, 1, 1, dtype=facts.dtype or "BF16"))
         experts = facts.experts.count if facts.experts is not None else None
-        names = facts.name, ", ".join(short[facts.name])
-        rows.append((*names, facts.layers, facts.hidden, experts, memory.weights, facts.stored))
-    return Table(("model", "short names", "layers", "hidden", "experts", Column("weights", size), "stored as"), rows)
+        short = ", ".join(word for word, named in known.items() if named.name == facts.name and "/" not in word)
+        rows.append((facts.name, short, facts.layers, facts.hidden, experts, memory.weights, facts.stored))
+    wide = [Column(name, wide=True) for name in ("hidden", "stored as")]
+    return Table(("model", "short names", "layers", wide[0], "experts", Column("weights", size), wide[1]), rows)
 
 
 def _cost_json(cost: ModelCost) -> dict[str, object]:

@@ -203,8 +203,7 @@ def _exported(file: Path, kernel_type: str) -> pd.DataFrame:
     rows = rows.loc[rows["kernel_type"] == kernel_type, list(_CELLS)].rename(columns=_CELLS).drop_duplicates()
     if rows.empty:
         raise TableError(file, f"no row of {kernel_type}", "Give a file with rows of it")
-    cells: pd.DataFrame = rows.astype(object).where(rows.notna(), "").reset_index(drop=True)
-    return cells
+    return rows.astype(object).where(rows.notna(), "").reset_index(drop=True)
 
 
 def _write_parquet(rows: pd.DataFrame, path: str) -> None:
@@ -237,8 +236,7 @@ def export(
     if (traces := extensions(EXPORTS).get(output.suffix[1:])) is not None:
         if definitions is None:
             raise UsageError(f"--output {output}: name the definitions, after {database}")
-        result: Result = traces.load()(database_folder(database), definitions, output)
-        return result
+        return traces.load()(database_folder(database), definitions, output)
     if definitions is not None:
         raise UsageError(f"{definitions}: the traces of definitions go to --output FILE.jsonl")
     if output.suffix not in (".parquet", ".csv"):

@@ -269,7 +269,9 @@ class TableFold:
         candidates: Sequence[Candidate],
         changes: FoldChanges,
     ) -> None:
-        there = [each for each in candidates if each.status is not None and not self._is_lost(position, each, changes)]
+        # A by-product that the row has no use for decides nothing.
+        used = [each for each in candidates if not each.by_product or changes.measured.get(position) is each]
+        there = [each for each in used if each.status is not None]
         ran = [each for each in there if each.status is not None and each.status.status is not Status.SKIPPED]
         if own is not None and own.status is not Status.SKIPPED:
             there = ran
@@ -317,10 +319,6 @@ class TableFold:
         """Returns a sort key. Of two rows of one run that do not say which was later, the measured one counts."""
         part = candidate.status
         return self._key(part), part is not None and part.status is Status.MEASURED
-
-    def _is_lost(self, position: int, candidate: Candidate, changes: FoldChanges) -> bool:
-        """Returns whether a candidate is a by-product that the row has no use for."""
-        return candidate.by_product and changes.measured.get(position) is not candidate
 
     def status_of(self, position: int) -> RunCells | None:
         """Returns the status of a row; None for a row that never ran."""

@@ -33,11 +33,12 @@ _QUERY, _KEY, _VALUE, _MASK, _KV_LENGTHS, _BLOCK_TABLE, _QUERY_ROPE = 0, 1, 2, 4
 _RING = "RINGMLAPrefillBF16Kernel"
 _RING_KEY, _RING_MASK = 2, 5
 #: Sparse modes in which a query reads the keys before it only.
-_CAUSAL = ("2", "3")
+_CAUSAL = ("2", "3", "4")
 AVG_SEQ_LEN = col.RUNTIME_PREFIX + "avg_seq_len"
 VALID_BLOCKS = col.RUNTIME_PREFIX + "block_table_valid_blocks"
-Q_VALUES, KV_VALUES = col.RUNTIME_IN_SIGNATURE[:2]
-_LAYOUT = col.RUNTIME_PREFIX + "input_layout"
+Q_VALUES, KV_VALUES, _, _, _MODE, _LAYOUT, _, PRE_TOKENS = col.RUNTIME_IN_SIGNATURE
+#: The sparse mode in which a query reads its own key and `pre_tokens` before it.
+WINDOW = 4
 
 #: Sizes and lengths have fewer digits than MOST_DIGITS.
 _Size = Annotated[int, Meta(ge=0, lt=10**MOST_DIGITS)]
@@ -107,7 +108,7 @@ class CallRecord(msgspec.Struct, frozen=True):
         query_shape, key_shape, value_shape, atten_mask_shape, block_table_shape: lists of dimensions.
         actual_seq_lengths, actual_seq_lengths_kv: lists of lengths, as passed to the call.
         block_table_valid_blocks: blocks in use: one number, or one a sequence.
-        num_heads, num_key_value_heads, sparse_mode, input_layout, block_size: arguments of the call.
+        num_heads, num_key_value_heads, sparse_mode, input_layout, block_size, pre_tokens: arguments of the call.
     """
 
     query_shape: _Sizes | None = None
@@ -124,6 +125,7 @@ class CallRecord(msgspec.Struct, frozen=True):
     #: `BSND`, `TND_NTD`. A signature drops blanks, quotes and brackets, so that no row would have such a layout.
     input_layout: Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_.-]*\Z")] | None = None
     block_size: _Size | None = None
+    pre_tokens: _Size | None = None
 
     @property
     def key(self) -> JoinKey:
@@ -138,6 +140,7 @@ class CallRecord(msgspec.Struct, frozen=True):
             *(lengths, kv_lengths, self.num_heads),
             # 0 means as many key heads as query heads.
             *(self.num_key_value_heads or self.num_heads, self.sparse_mode, self.input_layout, self.block_size),
+            self.pre_tokens if self.sparse_mode == WINDOW else None,
         )
         shapes = (
             None if lengths is None else len(lengths),
@@ -199,8 +202,9 @@ def batch_cells(key: JoinKey, batch: Sequence[Sequences]) -> dict[str, str] | No
 
 def completeness(cells: Mapping[str, str]) -> str:
     """Returns whether the Runtime cells of a row state everything that the kernel's work depends on, as a cell."""
-    # In other layouts the shape of the queries has their length.
-    needed = [name for name in col.RUNTIME_IN_SIGNATURE if name != Q_VALUES or cells[_LAYOUT] == "TND"]
+    # In other layouts the shape of the queries has their length, and in other modes there is no window.
+    absent = {Q_VALUES: cells[_LAYOUT] != "TND", PRE_TOKENS: cells[_MODE] != str(WINDOW)}
+    needed = [name for name in col.RUNTIME_IN_SIGNATURE if not absent.get(name)]
     return "complete" if all(cells[name] for name in needed) else "partial"
 
 
@@ -232,6 +236,7 @@ class AttentionSizes(NamedTuple):
         pages: of the block table; 0 without one.
         lengths: how many sequences have as many queries and keys.
         cache_share: the bytes of an element of keys and values, as a share of those of a query.
+        before: how many keys before its own a query reads at most; None for all. Keys that none reads count nowhere.
     """
 
     sequences: int
@@ -246,6 +251,7 @@ class AttentionSizes(NamedTuple):
     pages: int
     lengths: Mapping[tuple[int, int], int]
     cache_share: float = 1.0
+    before: int | None = None
 
     @property
     def operations(self) -> int:
@@ -290,8 +296,13 @@ def attention_sizes(kernel_type: str, inputs: Sequence[Slot], cells: Mapping[str
         of_keys = _differences(of_keys)
     elif len(of_keys) != count:
         of_keys = [_keys_of_each(cells, inputs, table, count)] * count
-    causal = cells.get(col.RUNTIME_PREFIX + "sparse_mode", "").strip() in _CAUSAL
-    pairs = sum(q * kv - (q * (q - 1) // 2 if causal else 0) for q, kv in zip(of_queries, of_keys, strict=False))
+    mode = cells.get(_MODE, "").strip()
+    before = _number(cells, "pre_tokens") if mode == str(WINDOW) else None
+    if before is not None:
+        of_keys = [min(kv, q + before) for q, kv in zip(of_queries, of_keys, strict=False)]
+    pairs = sum(
+        _pairs(q, kv, before) if mode in _CAUSAL else q * kv for q, kv in zip(of_queries, of_keys, strict=False)
+    )
     rope = inputs[_QUERY_ROPE].shape if len(inputs) > _QUERY_ROPE else ()
     of_key, of_value = (math.prod(slot.shape) for slot in (inputs[_KEY], inputs[min(_VALUE, len(inputs) - 1)]))
     own, cached = (known_dtype(inputs[slot].dtype) for slot in (_QUERY, _KEY))
@@ -308,7 +319,14 @@ def attention_sizes(kernel_type: str, inputs: Sequence[Slot], cells: Mapping[str
         pages=math.prod(table) if table else 0,
         lengths=Counter(zip(of_queries, of_keys, strict=False)),
         cache_share=cached.bytes / own.bytes if own and cached and own.bytes else 1.0,
+        before=before,
     )
+
+
+def _pairs(queries: int, keys: int, before: int | None) -> int:
+    """Returns the pairs of a query and its own or an earlier key, at most `before` earlier ones; each key is read."""
+    cut = max(keys - before - 1, 0) if before is not None else 0
+    return queries * keys - (queries * (queries - 1) + cut * (cut + 1)) // 2
 
 
 def _ring_sizes(inputs: Sequence[Slot]) -> AttentionSizes | None:

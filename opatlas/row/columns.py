@@ -43,8 +43,8 @@ class ColumnGroup(Enum):
         "Runtime source_profile; Runtime actual_seq_lengths_shape; Runtime actual_seq_lengths_values; Runtime "
         "actual_seq_lengths_kv_shape; Runtime actual_seq_lengths_kv_values; Runtime avg_seq_len; Runtime "
         "block_table_shape; Runtime block_table_valid_blocks; Runtime num_heads; Runtime num_key_value_heads; Runtime "
-        "sparse_mode; Runtime input_layout; Runtime block_size; Runtime attn_state; Runtime kv_cache_mode; Runtime "
-        "operator_input_shapes_raw; Runtime metadata_completeness"
+        "sparse_mode; Runtime input_layout; Runtime block_size; Runtime pre_tokens; Runtime attn_state; Runtime "
+        "kv_cache_mode; Runtime operator_input_shapes_raw; Runtime metadata_completeness"
     )
     SUITE = "Sample; Arguments; Functional; Trace Count; Sample Torch"
     TASK = "Task Digest; Task Inputs"
@@ -128,6 +128,7 @@ RUNTIME_IN_SIGNATURE = tuple(
         "sparse_mode",
         "input_layout",
         "block_size",
+        "pre_tokens",
     )
 )
 

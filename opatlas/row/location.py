@@ -301,7 +301,8 @@ def _folder(template: str, versions: Versions) -> str:
 
 
 def _written(field: str, version: str) -> str:
-    return _short_cann(version) if field == CANN.field else public_version(version)
+    # The toolkit states three numbers (8.5.0), users write two (8.5).
+    return re.sub(r"^(\d+\.\d+)\.0$", r"\1", version) if field == CANN.field else public_version(version)
 
 
 def slug(name: str) -> str:
@@ -318,11 +319,6 @@ def cpu_device_name() -> str:
 def public_version(version: str) -> str:
     """Returns a version without the local suffix: `2.9.0+cpu` → `2.9.0`."""
     return version.partition("+")[0]
-
-
-def _short_cann(version: str) -> str:
-    """Returns `8.5` for `8.5.0`: the toolkit states three numbers, users write two."""
-    return re.sub(r"^(\d+\.\d+)\.0$", r"\1", version)
 
 
 def _cpu_model() -> str:

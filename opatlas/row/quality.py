@@ -206,11 +206,6 @@ def judge(samples_us: Sequence[float], *, throttled: str = "", bound_us: float |
     return QualityVerdict(quality, "; ".join(filter(None, (reason, named))), outliers)
 
 
-def names_outliers(reason: str) -> bool:
-    """Returns whether a cell of Quality Reason names outliers, which the stored mean leaves out."""
-    return "outlier" in reason
-
-
 def _quality(samples_us: Sequence[float], middle: float, throttled: str, bound_us: float | None) -> tuple[Quality, str]:
     """Returns the quality, and the reason without the outliers."""
     if bound_us is not None and middle < bound_us * ROOFLINE_SLACK:

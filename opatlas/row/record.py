@@ -226,8 +226,7 @@ class Record:
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain values for the journal and for other processes."""
-        values: dict[str, Any] = msgspec.to_builtins(self)
-        return values
+        return msgspec.to_builtins(self)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Record:

@@ -216,6 +216,8 @@ def _extra_text(extra: Sequence[str]) -> str:
     """Returns the extra columns as text. If the lengths of the keys are empty, adds the columns that imply them."""
     values, lengths = extra[: len(col.RUNTIME_IN_SIGNATURE)], extra[len(col.RUNTIME_IN_SIGNATURE) :]
     texts = [_plain(cell) for cell in values]
+    # Without a window a signature is that of before there were any.
+    texts = texts if texts[-1:] != [""] else texts[:-1]
     if lengths and not values[_KV_VALUES]:
         blocks, *averages = lengths
         average = next(filter(None, map(_average, averages)), "")

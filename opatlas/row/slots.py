@@ -107,7 +107,7 @@ _WITHOUT_SCALARS = frozenset(
         *("FlashAttentionScore", "FlashAttentionScoreGrad", "FusedInferAttentionScore", "IncreFlashAttention"),
         *("KvRmsNormRopeCache", "LightningIndexer", "LightningIndexerVllm", "MlaProlog", "MlaPrologV2", "MlaPrologV3"),
         *("PromptFlashAttention", "RINGMLAPrefillBF16Kernel", "RotaryPositionEmbeddingGrad", "ScaledMaskedSoftmaxV2"),
-        *("SparseFlashAttention", "ApplyTopKTopPCustom"),
+        *("SparseFlashAttention", "ApplyTopKTopPCustom", "ChunkKdaFwd"),
         *("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Conv2D", "Conv2DV2", "DepthwiseConv2D"),
         "GroupedMatmul",
         *("GroupedMatmulFinalizeRouting", "GroupedMatmulSwigluQuant", "GroupedMatmulSwigluQuantV2", "MatMul"),

@@ -62,8 +62,7 @@ class RowTable:
     @cached_property
     def frame(self) -> pd.DataFrame:
         """The cells as a table of pandas, which takes most of the time of a short command."""
-        found: pd.DataFrame = self.arrow.to_pandas()
-        return found
+        return self.arrow.to_pandas()
 
     def rows(self, positions: Sequence[int] | None = None) -> Iterator[dict[str, str]]:
         """Yields the cells of some rows, or of all, by column."""

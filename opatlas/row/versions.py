@@ -127,15 +127,11 @@ def cann_version(environment: Mapping[str, str] = os.environ, root: Path = Path(
 def _toolkit_version(homes: Sequence[Path]) -> str | None:
     directories = [directory for home in homes for directory in (home, *sorted(home.glob("*-linux")))]
     files = (path for directory in directories for path in sorted(directory.glob("*_install.info")))
-    installed = sorted(files, key=_is_other)
+    # Files of other packages than the toolkit (kernels, NNAL) come last.
+    installed = sorted(files, key=lambda path: "toolkit" not in path.name)
     components = [directory / part / "version.info" for directory in directories for part in _COMPONENTS]
     stated = (_first_version(paths, key) for paths in (installed, components) for key in ("version_dir", "version"))
     return next((version for version in stated if version), None)
-
-
-def _is_other(path: Path) -> bool:
-    """Returns whether a file belongs to another package than the toolkit (kernels, NNAL)."""
-    return "toolkit" not in path.name
 
 
 def _first_version(paths: Iterable[Path], key: str) -> str | None:

@@ -22,9 +22,9 @@ from typing import Any
 import torch
 
 from opatlas.row.errors import WrongResult
-from opatlas.run.result_check import Comparison, Expected, Formula, Results
+from opatlas.run.result_check import Arguments, Comparison, Expected, Formula, Keywords, Results
 
-_Compare = Callable[[Sequence[Any], "dict[str, Any]", Results, int], "list[Comparison]"]
+_Compare = Callable[[Arguments, Keywords, Results, int], "list[Comparison]"]
 #: The coordinates of elements: an index tensor for each axis.
 At = tuple[torch.Tensor, ...]
 #: Maximum number of checked elements of a result. 4096 elements find a formula that is wrong in one element of a
@@ -52,9 +52,7 @@ class _Made:
         A rank of a group computes with the data of other ranks, which its kernel does not get as arguments.
         """
 
-        def compare(
-            arguments: Sequence[Any], keywords: dict[str, Any], results: Results, seed: int
-        ) -> list[Comparison]:
+        def compare(arguments: Arguments, keywords: Keywords, results: Results, seed: int) -> list[Comparison]:
             return self.compare(arguments, {**keywords, **more}, results, seed)
 
         return _Made(self.name, compare)
@@ -63,7 +61,7 @@ class _Made:
 def pointwise(function: Callable[..., Any]) -> Formula:
     """Makes a formula from a function of tensors in float64, broadcast to the result and cut to the sample."""
 
-    def compare(arguments: Sequence[Any], keywords: dict[str, Any], results: Results, seed: int) -> list[Comparison]:
+    def compare(arguments: Arguments, keywords: Keywords, results: Results, seed: int) -> list[Comparison]:
         first = _first(results)
         small = first.numel() <= SAMPLED_ELEMENTS
         at = ... if small else _coordinates(first.shape, SAMPLED_ELEMENTS, seed, first.device)
@@ -101,9 +99,7 @@ def per_row(
         if missing or not rowwise:
             raise TypeError(f"{function.__name__} has no parameter {sorted(missing)}")
 
-        def compare(
-            arguments: Sequence[Any], keywords: dict[str, Any], results: Results, seed: int
-        ) -> list[Comparison]:
+        def compare(arguments: Arguments, keywords: Keywords, results: Results, seed: int) -> list[Comparison]:
             bound = signature.bind(*arguments, **keywords).arguments
             first, of_a_row = bound[rowwise[0]], axes(*arguments, **keywords) if axes is not None else 1
             count, width = first.shape[:-of_a_row].numel(), first.shape[-of_a_row:].numel()
@@ -151,9 +147,7 @@ def per_element(
     """
 
     def decorate(function: Callable[..., Any]) -> Formula:
-        def compare(
-            arguments: Sequence[Any], keywords: dict[str, Any], results: Results, seed: int
-        ) -> list[Comparison]:
+        def compare(arguments: Arguments, keywords: Keywords, results: Results, seed: int) -> list[Comparison]:
             wanted = SAMPLED_ELEMENTS
             if terms is not None:
                 affordable = READ_INPUTS // max(terms(*arguments, **keywords), 1)
@@ -181,7 +175,7 @@ def each(*formulas: Formula) -> _Made:
     """Makes a formula from one formula for each result, in order; a call may have fewer results."""
     name = formulas[0].name
 
-    def compare(arguments: Sequence[Any], keywords: dict[str, Any], results: Results, seed: int) -> list[Comparison]:
+    def compare(arguments: Arguments, keywords: Keywords, results: Results, seed: int) -> list[Comparison]:
         if len(results) > len(formulas):
             raise WrongResult(f"{len(results)} results, where the formula {name} has {len(formulas)}")
         return [
@@ -197,7 +191,7 @@ def each(*formulas: Formula) -> _Made:
 def on_lists(formula: Formula) -> Formula:
     """Makes a formula for a kernel on lists of tensors: `formula` gives result i from the i-th tensor of each list."""
 
-    def compare(arguments: Sequence[Any], keywords: dict[str, Any], results: Results, seed: int) -> list[Comparison]:
+    def compare(arguments: Arguments, keywords: Keywords, results: Results, seed: int) -> list[Comparison]:
         lists = [argument for argument in arguments if isinstance(argument, (list, tuple))]
         if any(len(own) != len(results) for own in lists):
             raise WrongResult(f"{len(results)} results of lists of {' and '.join(str(len(own)) for own in lists)}")
@@ -221,7 +215,7 @@ def first_rows(name: str, function: Callable[..., torch.Tensor], formula: Formul
         function: returns from the arguments, which are passed by name, a tensor with a row for each used row.
     """
 
-    def compare(arguments: Sequence[Any], keywords: dict[str, Any], results: Results, seed: int) -> list[Comparison]:
+    def compare(arguments: Arguments, keywords: Keywords, results: Results, seed: int) -> list[Comparison]:
         keywords = {**keywords, name: function(**keywords)}
         count = len(keywords[name])
         if any(len(result) < count for result in results if result is not None):
@@ -327,8 +321,7 @@ class Draw:
         """
         affordable = max(READ_INPUTS // max(terms, 1), _LEAST_PARTS)
         wanted = min(max(SAMPLED_ELEMENTS // max(elements, 1), _LEAST_PARTS), affordable)
-        numbers: list[int] = sample(count, wanted, self.seed, torch.device("cpu")).tolist()
-        return numbers
+        return sample(count, wanted, self.seed, torch.device("cpu")).tolist()
 
 
 def parts(view: Callable[..., tuple[torch.Tensor, ...]] | None = None) -> Callable[[Callable[..., Any]], Formula]:
@@ -342,9 +335,7 @@ def parts(view: Callable[..., tuple[torch.Tensor, ...]] | None = None) -> Callab
     """
 
     def decorate(function: Callable[..., Any]) -> Formula:
-        def compare(
-            arguments: Sequence[Any], keywords: dict[str, Any], results: Results, seed: int
-        ) -> list[Comparison]:
+        def compare(arguments: Arguments, keywords: Keywords, results: Results, seed: int) -> list[Comparison]:
             expected = function(Draw(seed), *arguments, **keywords)
             viewed = view(*results) if view else results
             return [

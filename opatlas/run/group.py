@@ -213,10 +213,6 @@ BARRIER_ELEMENTS = 4 << 20
 _BARRIER_CALLS = 4
 
 
-def _ignore_step(step: int, text: str) -> None:
-    pass
-
-
 @dataclass
 class Group:
     """The group that a replay runs in, as one rank sees it.
@@ -229,7 +225,7 @@ class Group:
     rank: int
     size: int
     _find_name: Callable[[], str] = str
-    _report: Callable[[int, str], None] = _ignore_step
+    _report: Callable[[int, str], None] = lambda step, text: None
     _step: int = 0
     #: Tensor on the device for device barriers; None where the device is the host.
     _barrier_tensor: torch.Tensor | None = None

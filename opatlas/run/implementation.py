@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import inspect
 import os
 import sys
 import traceback
@@ -210,43 +209,7 @@ def load_kernel(source: KernelSource, torch_function: Callable[..., Any]) -> Cal
         ) from error
     if not source.wraps:
         return function
-    wrapped: Callable[..., Any] = function(torch_function)
-    return wrapped
-
-
-def expect_parameters(
-    name: str,
-    kernel: Callable[..., Any],
-    replaced: Callable[..., Any],
-    arguments: Sequence[Any],
-    keywords: Mapping[str, Any],
-) -> None:
-    """Raises ReplayError if a kernel of an implementation cannot be called with the arguments of the replay.
-
-    Args:
-        name: the name of the kernel, for the message.
-        replaced: the torch function of the replay, whose parameters name the arguments.
-    """
-    signature = _signature(kernel)
-    if signature is None:
-        return
-    try:
-        signature.bind(*arguments, **keywords)
-    except TypeError as error:
-        parameters = _signature(replaced)
-        names = list(parameters.parameters) if parameters is not None else []
-        passed = [*(names + ["..."] * len(arguments))[: len(arguments)], *(f"{each}=" for each in keywords)]
-        raise ReplayError(f"{name} takes {signature}, and the replay passes ({', '.join(passed)}): {error}") from None
-
-
-def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
-    """Returns the signature of a function without its annotations; None if it has none, as built-in ones."""
-    try:
-        found = inspect.signature(function)
-    except (TypeError, ValueError):
-        return None
-    plain = [each.replace(annotation=inspect.Parameter.empty) for each in found.parameters.values()]
-    return found.replace(parameters=plain, return_annotation=inspect.Signature.empty)
+    return function(torch_function)
 
 
 @cache

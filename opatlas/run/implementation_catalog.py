@@ -43,11 +43,6 @@ _WRAP = "wrap"
 _ABOUT_DEFAULT = "the calls that the replays name"
 
 
-def default_implementation(kind: str) -> Implementation:
-    """Returns what is measured on devices of a kind without --implementation."""
-    return Implementation(default_name(kind), about=_ABOUT_DEFAULT)
-
-
 @cache
 def shipped() -> Mapping[str, Implementation]:
     """Returns the implementations that ship with OpAtlas, without the defaults, by name."""
@@ -109,7 +104,7 @@ def find_implementations(names: Sequence[str], kind: str, find: Finder | None = 
     Raises:
         OpAtlasError: a name is unknown, an implementation does not run on the device, or a folder is unusable.
     """
-    default = default_implementation(kind)
+    default = Implementation(default_name(kind), about=_ABOUT_DEFAULT)
     known = {default.name: default, **shipped()}
     fitting = [each for each in known.values() if kind in (each.devices or (kind,)) and not each.missing]
     found: dict[str, Implementation] = {}

@@ -78,7 +78,7 @@ class ReplaySpec:
         kernel_types: kernel types, as the profiler names them, whose rows the function replays.
         column: the function replays the rows of all tables with this column, whatever their kernel type; "": none.
         npu: dotted name of the call that is timed on an NPU ("torch_npu.npu_rms_norm"). The call takes the arguments of
-            the replay, by the same names, and returns as many results. "A or B": the first call that exists.
+            the replay, by the same names, and returns as many results. "A or B": the first that exists and takes them.
             "opatlas.bench.implementations.torch.NAME": the function that is timed on other devices.
             None: the kernel has no call on an NPU.
         group: returns the group of devices that a row needs. The body runs on each rank of the group, and may ask for
@@ -134,8 +134,7 @@ _PYTEST_FIXTURES = ("custom_opp", "msprof")
 def load_function(job: Job) -> Callable[..., Any]:
     """Imports the replay function of a job by name, or else from its file."""
     module = sys.modules.get(job.module) or _import(job.module, Path(job.module_path))
-    function: Callable[..., Any] = operator.attrgetter(job.function)(module)
-    return function
+    return operator.attrgetter(job.function)(module)
 
 
 def select_arguments(function: Callable[..., Any], **available: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from opatlas.run.devices.cpu import host_available_bytes
 from opatlas.run.devices.device import Device
 from opatlas.run.devices.fatal_errors import fatal_device_error
 from opatlas.run.group import ALONE, Group
-from opatlas.run.implementation import KernelSource, expect_parameters, load_kernel
+from opatlas.run.implementation import KernelSource, load_kernel
 from opatlas.run.inputs.replay_row import ReplayRow
 from opatlas.run.instruments.instrument import MSPROF, Instrument, MeasureSettings
 from opatlas.run.job import Against, error_text
@@ -65,7 +66,7 @@ class _Kernel:
 
 
 class RecordedCall:
-    """Stands for the `replay` of a row: keeps what the kernel is called with, in place of measuring it."""
+    """Keeps what a replay function calls `replay` with."""
 
     def __call__(
         self,
@@ -77,9 +78,43 @@ class RecordedCall:
         output_slots: OutputSlots = None,
         **keywords: Any,
     ) -> None:
+        """Takes the kernel `impl(*arguments, **keywords)` of a row.
+
+        Args:
+            impl: the kernel in operators of torch; on an NPU the call that `@replays` names is used instead.
+            arguments, keywords: arguments of the kernel.
+            expected: the formula, which receives the same arguments.
+            mutates: positions or names of arguments (tensors or lists of tensors) that the kernel changes. Each
+                call, and the formula, start from the same values. If the kernel returns None, these tensors are the
+                results.
+            overwrites: positions or names of arguments that the kernel only writes; their values are not restored. If
+                the kernel returns None and mutates nothing, these tensors are the results.
+            output_slots: the row's output slot of each result in order, None for a result that the row does not list;
+                further results are ignored. A mapping gives the slots of selected results by position, and of changed
+                arguments by name. Default: the first slots.
+
+        Raises:
+            ReplayError: `expected` is no formula.
+        """
+        if not hasattr(expected, "compare"):
+            problem = f"expected={expected!r} is no formula: mark it with @pointwise, @per_row or @per_element"
+            raise ReplayError(problem)
         self.impl, self.arguments, self.keywords = impl, list(arguments), keywords
         self.expected, self.changed = expected, {"mutates": mutates, "overwrites": overwrites}
-        self.outputs = None if output_slots is None else len(output_slots)
+        self.output_slots, self.outputs = output_slots, None if output_slots is None else len(output_slots)
+
+    def expect_parameters(self, name: str, kernel: Callable[..., Any]) -> None:
+        """Raises ReplayError if a kernel of an implementation, of this name, cannot be called in place of `impl`."""
+        signature = _signature(kernel)
+        if signature is None:
+            return
+        try:
+            signature.bind(*self.arguments, **self.keywords)
+        except TypeError as error:
+            parameters, count = _signature(self.impl), len(self.arguments)
+            names = list(parameters.parameters) if parameters is not None else []
+            passed = ", ".join([*(names + ["..."] * count)[:count], *(f"{each}=" for each in self.keywords)])
+            raise ReplayError(f"{name} takes {signature}, and the replay passes ({passed}): {error}") from None
 
 
 def recorded_call(function: Callable[..., Any], row: ReplayRow) -> RecordedCall:
@@ -122,30 +157,8 @@ class Replay(RowReplay):
         self._against = against if instrument.name != MSPROF and settings.measures else None
         self._sampling = Sampling(device, instrument, settings, group)
 
-    def __call__(
-        self,
-        impl: Callable[..., Any],
-        *arguments: Any,
-        expected: Formula,
-        mutates: Sequence[int | str] = (),
-        overwrites: Sequence[int | str] = (),
-        output_slots: OutputSlots = None,
-        **keywords: Any,
-    ) -> None:
-        """Measures `impl(*arguments, **keywords)` and checks the results.
-
-        Args:
-            impl: the kernel in operators of torch; on an NPU the call that `@replays` names is used instead.
-            arguments, keywords: arguments of the kernel.
-            expected: the formula, which receives the same arguments.
-            mutates: positions or names of arguments (tensors or lists of tensors) that the kernel changes. Each
-                call, and the formula, start from the same values. If the kernel returns None, these tensors are the
-                results.
-            overwrites: positions or names of arguments that the kernel only writes; their values are not restored. If
-                the kernel returns None and mutates nothing, these tensors are the results.
-            output_slots: the row's output slot of each result in order, None for a result that the row does not list;
-                further results are ignored. A mapping gives the slots of selected results by position, and of changed
-                arguments by name. Default: the first slots.
+    def __call__(self, *arguments: Any, **keywords: Any) -> None:
+        """Measures the kernel that `RecordedCall` takes from these arguments, and checks the results.
 
         Raises:
             InvalidRow: the results have other shapes or dtypes than the row.
@@ -154,22 +167,24 @@ class Replay(RowReplay):
             ReplayError: there is no result to check.
             WrongResult: the check found wrong elements.
         """
-        _expect_formula(expected)
-        kernel, against = self._kernel(self._source, impl), self._against
-        baseline = kernel if against is None else self._kernel(against.source, impl)
+        passed = RecordedCall()
+        passed(*arguments, **keywords)
+        kernel, against = self._kernel(self._source, passed.impl), self._against
+        baseline = kernel if against is None else self._kernel(against.source, passed.impl)
         if self._source:
-            expect_parameters(kernel.name, kernel.function, impl, arguments, keywords)
+            passed.expect_parameters(kernel.name, kernel.function)
 
         def call_of(function: Callable[..., Any], source: KernelSource | None) -> KernelCall:
-            changed = {"mutates": mutates, "overwrites": overwrites}
-            return KernelCall(function, arguments, keywords, **changed, may_lack_results=source is not None)
+            may_lack = source is not None
+            return KernelCall(function, passed.arguments, passed.keywords, **passed.changed, may_lack_results=may_lack)
 
         # All are made before a call changes a tensor.
         call, rivals = call_of(kernel.function, self._source), list[KernelCall]()
         for _ in range(against.calls - 1 if against else 0):
             rivals.append(call_of(_as_deep(baseline.function, kernel.function), against.source if against else None))
-        watch = InputWatch(call.inputs, declared={*mutates, *overwrites}, seed=self._row.seed)
-        self._measure(kernel, baseline, call, rivals, watch, expected, output_slots)
+        declared = {place for places in passed.changed.values() for place in places}
+        watch = InputWatch(call.inputs, declared=declared, seed=self._row.seed)
+        self._measure(kernel, baseline, call, rivals, watch, passed)
 
     def _measure(
         self,
@@ -178,10 +193,11 @@ class Replay(RowReplay):
         call: KernelCall,
         rivals: Sequence[KernelCall],
         watch: InputWatch,
-        expected: Formula,
-        output_slots: OutputSlots,
+        passed: RecordedCall,
     ) -> None:
         """Measures and checks the call of the kernel, in turn with those of the baseline."""
+
+        output_slots = passed.output_slots
 
         def results(of: Results) -> Results:
             if isinstance(output_slots, Mapping):
@@ -206,7 +222,7 @@ class Replay(RowReplay):
         self._expect_unchanged(watch, kernel.name)
         computed = results(call.kept_results())
         originals, by_name = call.originals()
-        checked = check(expected, originals, by_name, computed, self._row.seed)
+        checked = check(passed.expected, originals, by_name, computed, self._row.seed)
         execution = Execution(
             kernel.implementation,
             outputs_missing=missing,
@@ -390,10 +406,14 @@ class Replay(RowReplay):
                 raise refused(OUTPUT_DTYPES, slot, result.dtype)
 
 
-def _expect_formula(expected: object) -> None:
-    """Raises ReplayError for a function that is no formula."""
-    if not hasattr(expected, "compare"):
-        raise ReplayError(f"expected={expected!r} is no formula: mark it with @pointwise, @per_row or @per_element")
+def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
+    """Returns the signature of a function without its annotations; None if it has none, as built-in ones."""
+    try:
+        found = inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
+    plain = [each.replace(annotation=inspect.Parameter.empty) for each in found.parameters.values()]
+    return found.replace(parameters=plain, return_annotation=inspect.Signature.empty)
 
 
 def _name(function: Callable[..., Any]) -> str:

@@ -144,6 +144,9 @@ class Comparison:
 #: Results of a kernel in the order of the formula; None for a result that an implementation does not compute. The first
 #: result is never None.
 Results = Sequence[torch.Tensor | None]
+#: Arguments of a kernel by position, and those by name.
+Arguments = Sequence[Any]
+Keywords = dict[str, Any]
 
 
 class Formula(Protocol):
@@ -152,9 +155,7 @@ class Formula(Protocol):
     @property
     def name(self) -> str: ...
 
-    def compare(
-        self, arguments: Sequence[Any], keywords: dict[str, Any], results: Results, seed: int
-    ) -> list[Comparison]:
+    def compare(self, arguments: Arguments, keywords: Keywords, results: Results, seed: int) -> list[Comparison]:
         """Returns all elements of `results`, or a sample, with the expected values computed from the arguments."""
         ...
 
@@ -173,7 +174,7 @@ class Checked:
     error: float | None = None
 
 
-def check(formula: Formula, arguments: Sequence[Any], keywords: dict[str, Any], results: Results, seed: int) -> Checked:
+def check(formula: Formula, arguments: Arguments, keywords: Keywords, results: Results, seed: int) -> Checked:
     """Compares the results of a kernel with its formula.
 
     The device computes the formula if it has float64; else the tensors are copied to the host.

@@ -255,10 +255,6 @@ class _Functions:
         }
 
 
-def _nothing() -> None:
-    pass
-
-
 def _bind_kernel(
     job: Job, spec: ReplaySpec, device: Device, instrument: Instrument, settings: MeasureSettings, group: Group
 ) -> tuple[ReplayRow, Replay]:
@@ -321,10 +317,7 @@ class Runner:
         return True
 
     def locked(
-        self,
-        when_waiting: Callable[[LockHolder], object],
-        when_taken: Callable[[], None] = _nothing,
-        limit_s: float | None = None,
+        self, when_waiting: Callable[[LockHolder], object], when_taken: Callable[[], None], limit_s: float | None = None
     ) -> AbstractContextManager[object]:
         """Returns a context that holds the device's lock while a job runs; see `Device.locked`."""
         return self._device.locked(when_waiting, when_taken, limit_s)

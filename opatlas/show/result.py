@@ -123,6 +123,8 @@ UNLIMITED = 100_000
 SCREEN_LINES, SCREEN_COLUMNS = 24, 120
 #: The fewest columns of a terminal that a header and a text get in a table.
 _LEAST_HEADER, _LEAST = 12, 16
+#: What a text gets where these are too wide, too; columns are then one apart.
+_TIGHT = 9
 #: The most rows of a table that is first, whatever the others have, and the most lines of a field on a screen.
 _FIRST_ROWS = 6
 _MOST_LINES = 2
@@ -203,10 +205,8 @@ def _as_table(part: Table | Fields) -> Table:
     if isinstance(part, Table):
         return part
     rows = list(_field_rows(part))
-    detailed = any(detail for _, _, detail in rows)
-    return Table(
-        ("name", "value", "detail")[: 3 if detailed else 2], [row[: 3 if detailed else 2] for row in rows], part.title
-    )
+    size = 3 if any(detail for _, _, detail in rows) else 2
+    return Table(("name", "value", "detail")[:size], [row[:size] for row in rows], part.title)
 
 
 def _is_number(table: Table, index: int) -> bool:
@@ -283,8 +283,8 @@ def _height(part: Part, width: int, most: int | None = None) -> int:
     """Returns the lines that a part takes, whose rows are a line each; of a table with at most so many rows."""
     if not isinstance(part, Table):
         return len(_lines(part, width, styled=False, cut=True))
-    rows = len(part.rows[:most])
-    return bool(part.title) + 1 + rows + bool(part.left_out or rows < len(part.rows))
+    rows, title = len(part.rows[:most]), _wrapped(printable(part.title), width) if part.title else []
+    return len(title) + 1 + rows + bool(part.left_out or rows < len(part.rows))
 
 
 def _text(parts: Iterable[Part], width: int, styled: bool, *, cut: bool) -> str:
@@ -305,14 +305,10 @@ def _lines(part: Part, width: int, *, styled: bool, cut: bool) -> list[str]:
         cut: whether a row is one line, with what fits of its longest cells; else these are wrapped.
     """
     if isinstance(part, str):
-        told = printable_lines(part)
+        every = printable_lines(part).split("\n")
         # A command that people copy stays whole.
-        return [
-            each
-            for line in told.split("\n")
-            for each in ([line] if line.startswith("next: ") else _wrapped(line, width))
-        ]
-    lines = [_bold(printable(part.title), styled)] if part.title else []
+        return [each for line in every for each in ([line] if line.startswith("next: ") else _wrapped(line, width))]
+    lines = [_bold(line, styled) for line in _wrapped(printable(part.title), width) if line]
     if isinstance(part, Fields):
         return [*lines, *_field_lines(part, width, cut)]
     columns = part.shown_columns()
@@ -321,10 +317,10 @@ def _lines(part: Part, width: int, *, styled: bool, cut: bool) -> list[str]:
         for index, column in columns
     ]
     rights = [_is_number(part, index) for index, _ in columns]
-    sizes = _sizes(cells, rights, width, cut)
+    sizes, gap = _sizes(cells, rights, width, cut)
     for line_number, row in enumerate(zip(*cells, strict=True)):
         for line in zip_longest(*map(_shortened if cut else _folded, row, sizes), fillvalue=""):
-            told = "  ".join(
+            told = gap.join(
                 f"{_blank(cell, size)}{cell}" if right else f"{cell}{_blank(cell, size)}"
                 for cell, size, right in zip(line, sizes, rights, strict=True)
             )
@@ -332,8 +328,8 @@ def _lines(part: Part, width: int, *, styled: bool, cut: bool) -> list[str]:
     return [*lines, *([f"and {part.left_out:,} more"] if part.left_out else [])]
 
 
-def _sizes(cells: Sequence[Sequence[str]], rights: Sequence[bool], width: int, cut: bool) -> list[int]:
-    """Returns the sizes of columns that fit into a width: headers lose columns first, then the longest cells."""
+def _sizes(cells: Sequence[Sequence[str]], rights: Sequence[bool], width: int, cut: bool) -> tuple[list[int], str]:
+    """Returns the sizes of columns that fit into a width, and what parts them: headers are cut first, then cells."""
     sizes = [max(map(_columns_of, column)) for column in cells]
     headers = [max(map(_columns_of, [*column[1:], column[0][:_LEAST_HEADER]])) for column in cells]
     least = [size if right else min(size, _LEAST) for size, right in zip(headers, rights, strict=True)]
@@ -341,12 +337,15 @@ def _sizes(cells: Sequence[Sequence[str]], rights: Sequence[bool], width: int, c
         max(map(_columns_of, [*column[0].split(), *(column[1:] if right else " ".join(column[1:]).split()), ""]))
         for column, right in zip(cells, rights, strict=True)
     ]
-    excess = sum(sizes) + 2 * (len(sizes) - 1) - width
-    for floors in (headers, least) if cut else (words, least):
+    is_tight = sum(least if cut else map(min, words, least)) + 2 * (len(sizes) - 1) > width
+    gap = " " if is_tight else "  "
+    tight = [size if right or not is_tight else min(size, _TIGHT) for size, right in zip(least, rights, strict=True)]
+    excess = sum(sizes) + len(gap) * (len(sizes) - 1) - width
+    for floors in (headers if cut else words, least, tight):
         while excess > 0 and (wide := [at for at, size in enumerate(sizes) if size > floors[at]]):
             sizes[max(wide, key=sizes.__getitem__)] -= 1
             excess -= 1
-    return sizes
+    return sizes, gap
 
 
 def _shortened(cell: str, size: int) -> list[str]:

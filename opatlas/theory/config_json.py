@@ -130,10 +130,9 @@ def _facts(name: str, text: Mapping[str, Any], whole: Mapping[str, Any]) -> Mode
         return msgspec.convert(keys, struct)
 
     layers, hidden, heads = base.num_hidden_layers, base.hidden_size, base.num_attention_heads
-    differs: list[str] = []
     rotated = 0
     cycle = part(Cycle).full_attention_interval if CYCLE in kind.defaults else 0
-    kinds = _kinds_of_layers(base, kind, cycle, differs)
+    kinds = _kinds_of_layers(base, kind, cycle)
     sliding = kinds.count(SLIDING)
     if kind.attention == "shared":
         latent, indexer = None, None
@@ -150,7 +149,7 @@ def _facts(name: str, text: Mapping[str, Any], whole: Mapping[str, Any]) -> Mode
     sparse = experts.layers if experts is not None else 0
     _expect(base.intermediate_size or sparse == layers, "intermediate_size")
     biases = kind.biases if base.attention_bias else ()
-    differs += [*kind.differs, *_other_differences(base, kind, text is not whole, whole)]
+    differs = (*kind.differs, *_other_differences(base, kind, text is not whole, whole))
     _expect_known_keys(text, {*kind.defaults, *(_OF_LATENT if latent else ()), *_names(structs)})
     return ModelFacts(
         name,
@@ -174,7 +173,8 @@ def _facts(name: str, text: Mapping[str, Any], whole: Mapping[str, Any]) -> Mode
         sliding=(sliding, base.sliding_window if sliding else 0),
         gated_attention=kind.gated,
         tied=base.tie_word_embeddings,
-        differs=tuple(differs),
+        sinks=kind.sinks,
+        differs=differs,
         positions=base.max_position_embeddings or ModelFacts.positions,
         **_dtype((text, whole)),
     )
@@ -226,17 +226,15 @@ def _each_layer(key: str, kinds: LayerKinds, layers: int, known: Iterable[str]) 
     return [str(kind) for kind in kinds]
 
 
-def _kinds_of_layers(base: EveryKind, kind: ModelKind, cycle: int, differs: list[str]) -> list[str]:
-    """Returns the kind of each layer's attention, and notes windows. One layer of `cycle` has full attention."""
+def _kinds_of_layers(base: EveryKind, kind: ModelKind, cycle: int) -> list[str]:
+    """Returns the kind of each layer's attention. One layer of `cycle` has full attention."""
     layers, window = base.num_hidden_layers, base.sliding_window if base.use_sliding_window else 0
     kinds = _each_layer("layer_types", base.layer_types, layers, {*_FULL_KINDS, SLIDING, kind.other})
     if not kinds and cycle:
         kinds = [FULL if (i + 1) % cycle == 0 else kind.other for i in range(layers)]
     kinds = kinds or [SLIDING if window and i >= base.max_window_layers else FULL for i in range(layers)]
-    if sliding := kinds.count(SLIDING):
-        if not window:
-            raise ValidationError("layer_types has sliding_attention, and sliding_window has no size: give one")
-        differs.append(f"{sliding} of {layers} layers see {window} tokens, in prompts answered as all tokens")
+    if SLIDING in kinds and not window:
+        raise ValidationError("layer_types has sliding_attention, and sliding_window has no size: give one")
     _each_layer("attn_type_list", base.attn_type_list, layers, ["1"])
     return kinds
 

@@ -31,8 +31,8 @@ _TWINS = (("MatMulV2", "MatMulV3", "MatMulCommon"), ("AddRmsNorm", "AddRmsNormBi
 _GATES = {"SwiGlu": "swiglu", "GeGluV2": "geglu", "ClippedSwiglu": "swiglu"}
 #: Tokens of a page of the cache, as in the catalog's patterns of caches.
 _PAGE = 128
-#: The input slots with keys and values in the cache, by patterns.
-_IN_CACHE = {"paged_attention": (1, 2), "latent_attention": (1, 2), "sparse_attention": (1, 2)}
+#: Patterns with keys and values in a cache: input slots 1 and 2.
+_IN_CACHE = ("paged_", "latent_attention", "sparse_attention")
 
 
 def model_calls(model: ModelFacts, *, nz_weights: bool = False, tier: int = 1, **step: Any) -> list[ModelCall]:
@@ -191,19 +191,31 @@ class _ModelStep:
         rope = self.call("rope", "ApplyRotaryPosEmb", "apply_rotary_pos_emb", layers, **rotated)
         yield replace(rope, instead=from_table)
         yield self.call("cache", "ReshapeAndCacheNdKernel", "reshape_and_cache", layers)
-        kernel_type, (sliding, window) = "FusedInferAttentionScore", model.sliding
+        sliding, window = model.sliding
         for group in model_step.alike_sequences(self.decoded):
             if layers > sliding:
-                yield self.of_sequences("attention", kernel_type, "paged_attention", layers - sliding, group)
+                yield self.attend("attention", "paged", layers - sliding, group)
             if sliding:
                 seen = [each._replace(keys=min(each.keys, window + each.queries - 1)) for each in group]
-                yield self.of_sequences("window_attention", kernel_type, "paged_attention", sliding, seen)
+                yield self.attend("window_attention", "paged", sliding, seen)
         for group in model_step.alike_sequences(self.prompts):
-            pattern = "packed_attention" if all(each.queries == each.keys for each in group) else "paged_attention"
-            yield self.of_sequences("attention", kernel_type, pattern, layers, group)
+            stem = "packed" if all(each.queries == each.keys for each in group) else "paged"
+            if layers > sliding:
+                yield self.attend("attention", stem, layers - sliding, group)
+            if sliding:
+                yield self.attend("window_attention", f"{stem}_window", sliding, group, before=window - 1)
         if model.gated_attention:
             for kernel_type, pattern in (("Sigmoid", "unary"), ("Mul", "binary")):
                 yield self.call("attention_gate", kernel_type, pattern, layers, h=self.sizes["q"] * model.head_dim)
+
+    def attend(self, part: str, pattern: str, layers: int, group: Sequence[Sequences], **sizes: int) -> ModelCall:
+        """Returns the call of attention, with sinks if the model has them. Where no row has, one without answers."""
+
+        def call(pattern: str) -> ModelCall:
+            return self.of_sequences(part, "FusedInferAttentionScore", pattern, layers, group, **sizes)
+
+        plain = call(pattern if "_" in pattern else f"{pattern}_attention")
+        return replace(call(f"{pattern}_sinks"), instead=plain) if self.model.sinks else plain
 
     def latent_attention(self, latent: Latent) -> Iterator[ModelCall]:
         layers, indexer = self.model.attention_layers, self.model.indexer
@@ -409,10 +421,10 @@ class _ModelStep:
             if (lengths := RUNTIME_PREFIX + "actual_seq_lengths_kv_values") in cells:
                 cells[lengths] = ",".join(map(str, keys))
         cached = model_step.cache_dtype(self.model, self.step, self.activation)
-        if pattern not in _IN_CACHE or cached == self.activation:
+        if not pattern.startswith(_IN_CACHE) or cached == self.activation:
             return replace(found, cells=cells)
         dtypes = cells[INPUT_DTYPES].split(";")
-        dtypes = [cached if slot in _IN_CACHE[pattern] else dtype for slot, dtype in enumerate(dtypes)]
+        dtypes[1:3] = cached, cached
         return replace(found, cells={**cells, INPUT_DTYPES: ";".join(dtypes)}, nearest=cells)
 
     def form(self, forms: Sequence[Form]) -> Form:

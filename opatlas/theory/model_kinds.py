@@ -102,7 +102,7 @@ class ModelKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         other: the kind of the layers without full attention.
         gated: whether the attention's output has a gate.
         biases: the roles of the weights that have a bias with `attention_bias`.
-        activation, post_norms: as of `ModelFacts`.
+        activation, post_norms, sinks: as of `ModelFacts`.
         differs: the parts of each of these models that the calls leave out.
     """
 
@@ -118,6 +118,7 @@ class ModelKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     biases: tuple[str, ...] = ("qkv", "o_proj", "q_a", "kv_a", "q_kv_a")
     activation: Literal["SwiGlu", "GeGluV2", "ClippedSwiglu"] = "SwiGlu"
     post_norms: bool = False
+    sinks: bool = False
     differs: tuple[str, ...] = ()
 
 

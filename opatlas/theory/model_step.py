@@ -103,7 +103,7 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not self.sequences:
             for name, number in (("batch", self.batch), ("context", self.context)):
                 if number < 1:
-                    raise UsageError(f"{name} is {number}: give a whole number above 0, or sequences")
+                    raise UsageError(f"{name} is {number}: give batch and context, whole numbers above 0, or sequences")
             if self.phase not in ("prefill", "decode"):
                 raise UsageError(f"{self.phase!r} is not a phase: give 'prefill' or 'decode'")
             return [Sequences(self.batch, self.context if self.phase == "prefill" else 1, self.context)]

@@ -193,6 +193,7 @@ class ModelFacts:
         post_norms: whether results of attention and feed-forward network are normalized, too; the embedding is scaled.
         latent, indexer, experts, delta: None where the model does not have the part.
         sliding: the layers whose queries see a window of keys, and its tokens.
+        sinks: whether attention has one more score for each head, without a value.
         gated_attention: whether the output of attention is multiplied with a gate, which the queries' product computes.
         dtype: the dtype of a step unless another one is asked for; "" where no row has that of the weights.
         stored: how the published weights are stored, where not in `dtype` alone.
@@ -223,6 +224,7 @@ class ModelFacts:
     experts: RoutedExperts | None = None
     delta: DeltaNet | None = None
     sliding: tuple[int, int] = (0, 0)
+    sinks: bool = False
     gated_attention: bool = False
     dtype: str = "BF16"
     stored: str = ""
@@ -318,7 +320,8 @@ class ModelFacts:
         experts = ("products of experts are answered with a scale for each token",) if one_scale else ()
         biases = ("biases count only where rows have them",) if self.biases and dtype in ACTIVATIONS else ()
         biases = biases or (("no biases",) if self.biases else ())
-        return (*stored, *experts, *biases, *self.differs)
+        sinks = ("sinks count only where rows have them",) if self.sinks else ()
+        return (*stored, *experts, *biases, *sinks, *self.differs)
 
     def tp_sizes(self, wanted: Sequence[int] = TP_SIZES) -> tuple[int, ...]:
         """Returns the sizes of tensor parallelism among `wanted` that divide the heads and all weights."""

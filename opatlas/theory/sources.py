@@ -128,7 +128,10 @@ def _parts(model: ModelFacts, tp: int, lm_head: bool | None) -> Iterator[tuple[s
         yield "head_norms", (kv_heads, model.head_dim)
     if latent is None:
         rotated = model.rotated or model.head_dim
-        yield "attention", (heads, kv_heads, model.head_dim)
+        yield f"attention{' sinks' if model.sinks else ''}", (heads, kv_heads, model.head_dim)
+        if model.sliding[0]:
+            windows = "sink_windows" if model.sinks else "windows"
+            yield windows, (heads, kv_heads, model.head_dim, model.sliding[1] - 1)
         yield "rotated", (heads, kv_heads, rotated)
         yield "angles", (rotated,)
         if model.gated_attention:
@@ -165,6 +168,9 @@ SOURCES: Mapping[str, tuple[str, ...]] = {
     "head_norms": ("g", "d"),
     "gated": ("w",),
     "attention": ("q", "kv", "d"),
+    "sinks": ("q", "kv", "d"),
+    "windows": ("q", "kv", "d", "before"),
+    "sink_windows": ("q", "kv", "d", "before"),
     "rotated": ("q", "kv", "d"),
     "latent": ("q", "lora", "nope", "rope", "v"),
     "latent_cache": ("lora", "rope"),

@@ -9,7 +9,9 @@ import pytest
 
 import opatlas
 from opatlas.ask.query.features import RowFeatures, row_features
+from opatlas.row.attention import attention_sizes
 from opatlas.row.columns import INPUT_SLOTS, OUTPUT_SLOTS
+from opatlas.row.slots import row_slots
 from tests.ask.tables import RUN, write_table
 
 
@@ -99,6 +101,19 @@ def test_rows_of_experts_have_typed_columns(tmp_path: Path) -> None:
     (line,) = opatlas.open(tmp_path).frame("GroupedMatmul").to_dict("records")
     assert (line["groups"], line["m"], line["n"], line["k"]) == (64, 2, 512, 1024)
     assert line["tflops"] == pytest.approx(2 * 2 * 512 * 1024 / 5e6)
+
+
+@pytest.mark.parametrize(("queries", "keys", "before"), [(5, 5, 2), (3, 9, 4), (4, 9, 0), (2, 3, 7)])
+def test_a_window_leaves_keys_unread(queries: int, keys: int, before: int) -> None:
+    shapes = ";".join([f"{queries},4,16", f"{keys},2,16", f"{keys},2,16"])
+    runtime = {"actual_seq_lengths_values": queries, "actual_seq_lengths_kv_values": keys, "sparse_mode": 4}
+    cells = {f"Runtime {name}": str(value) for name, value in (runtime | {"pre_tokens": before}).items()}
+    inputs, _ = row_slots("x", {"Input Shapes": shapes, "Input Data Types": "BF16;BF16;BF16"})
+    found = attention_sizes("FusedInferAttentionScore", inputs, cells)
+    own = [keys - queries + i for i in range(queries)]
+    seen = {(i, j) for i in own for j in range(keys) if i - before <= j <= i}
+    assert found is not None
+    assert (found.pairs, found.keys) == (len(seen), len({j for _, j in seen}))
 
 
 def test_values_that_are_parts_of_the_keys_are_read_once() -> None:

@@ -243,20 +243,18 @@ def test_the_command_shows_each_part_and_the_missing_ones(tmp_path: Path, capsys
     assert [rows["down"][name] for name in ("how", "each(us)", "note")] == ["measured", str(US), ""]
 
 
-def test_several_steps_are_a_table_and_a_plot(
+def test_several_steps_are_a_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ImplementationAnswers, "device_fact", lambda _, name: 150 * 10**9 * (name == "memory_bytes"))
     place = database(tmp_path / "db")
     asked = ["model", MODEL, str(place), "--context", "4096"]
-    plot = tmp_path / "plot.html"
-    assert main([*asked, "--tp", "2,3", "--batch", "64,4096", "--plot", str(plot), "--json"]) == 0
+    assert main([*asked, "--tp", "2,3", "--batch", "64,4096", "--json"]) == 0
     fits, large, *undivided = json.loads(capsys.readouterr().out)
     assert fits["us"] == pytest.approx(cost(place).us)
     assert (fits["batch"], fits["memory"]["tokens_left"]) == (64, cost(place).memory.tokens_left)
     problems = [each["problem"].split(":")[0] for each in (large, *undivided)]
     assert problems == ["does not fit the device", "tp 3", "tp 3"]
-    assert "step (ms)" in plot.read_text()
     assert main([*asked, "--batch", "4096"]) == 2
     assert "does not fit" in capsys.readouterr().err
     assert main(["model", "--list", "--format", "csv"]) == 0
@@ -369,7 +367,7 @@ def test_differences_from_the_model_are_reported(tmp_path: Path, capsys: pytest.
     assert "--dtype" in error
     assert main([*asked, "--dtype", "BF16"]) == 0
     text = capsys.readouterr().out
-    assert all(word in text for word in ("MXFP4", "2 of 4 layers", "sinks", "biases"))
+    assert all(word in text for word in ("MXFP4", "sinks", "biases"))
     assert main([*asked, "--dtype", "bf16", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     found = opatlas.open(place).model(model, batch=4, context=512, dtype="BF16")

@@ -94,6 +94,11 @@ _MX = f"9,128;24,128;24,2,2;9,2,2 | {E4M3};FLOAT8_E8M0;FLOAT8_E8M0 -> 9,24 | DT_
 _FP8_ROWS = "6,73 | DT_BF16 -> 6,73;6 | FLOAT8_{};FLOAT"
 _FP8_BLOCKS = "6,{0} | DT_BF16 -> 6,{0};6,{1} | FLOAT8_E4M3FN;FLOAT"
 
+KDA, MAMBA = "ChunkKdaFwd", "mamba_chunk_scan_combined_varlen"
+EXPAND, PREPARE = "expand_kernel", "prepare_inputs_padded_kernel"
+REJECT, RECOVER = "rejection_random_sample_kernel", "sample_recovered_tokens_kernel"
+_REJECT, _RECOVER = "rejection_random_sample", "sample_recovered_tokens"
+
 #: Kernel type, the mistake, the wrong function, and the number of the sample row, or a row.
 MISTAKES: list[tuple[Any, ...]] = [
     ("HcPre", "one step", lambda *a: impl.hc_pre(*a[:5], 1, *a[6:])),
@@ -118,6 +123,13 @@ MISTAKES: list[tuple[Any, ...]] = [
     (FIA, "pages in their order", keywords(_ATTENTION, block_table=lambda table: table.sort().values), 0),
     (FIA, "last key left out", keywords(_ATTENTION, actual_seq_lengths_kv=lambda own: [kv - 1 for kv in own]), 1),
     (FIA, "no rope part", keywords(_ATTENTION, query_rope=torch.zeros_like), 4),
+    (FIA, "no window", keywords(_ATTENTION, sparse_mode=lambda mode: 3), 13),
+    (FIA, "a window of one more", keywords(_ATTENTION, pre_tokens=lambda own: own + 1), 14),
+    (FIA, "a window without sinks", keywords(_ATTENTION, learnable_sink=lambda sink: None), 14),
+    (FIA, "a window without a mask", keywords(_ATTENTION, sparse_mode=lambda mode: 0), 15),
+    (FIA, "no sinks", keywords(_ATTENTION, learnable_sink=lambda sink: None), 16),
+    (FIA, "the sink of another head", keywords(_ATTENTION, learnable_sink=lambda sink: sink.roll(1, 0)), 16),
+    (FIA, "a sink of 0", keywords(_ATTENTION, learnable_sink=torch.zeros_like), 16),
     (RING, "mask of a first step", keywords("ring_mla", mask_type=lambda mask: "no_mask"), 1),
     (RING, "earlier step forgotten", keywords("ring_mla", pre_out=lambda out: None), 0),
     (FLASH, "without its mask", keywords("flash_attention_score", atten_mask=lambda mask: None), 0),
@@ -309,6 +321,24 @@ MISTAKES: list[tuple[Any, ...]] = [
         "states not written",
         lambda *a, state: impl.selective_state_update(*a, state=state.clone()),
     ),
+    (KDA, "no decay", arguments("chunk_kda_fwd", lambda q, k, v, g, *a: (q, k, v, g * 0, *a))),
+    (KDA, "a decay of heads", arguments("chunk_kda_fwd", lambda q, k, v, g, *a: (q, k, v, g[..., :1] + g * 0, *a))),
+    (KDA, "the whole value counts", arguments("chunk_kda_fwd", lambda q, k, v, g, b, *a: (q, k, v, g, b * 0 + 1, *a))),
+    (MAMBA, "no state before", arguments("mamba_chunk_scan", lambda *a: (*a[:7], a[7] * 0))),
+    (MAMBA, "B and C exchanged", arguments("mamba_chunk_scan", lambda *a: (*a[:3], a[4], a[3], *a[5:]))),
+    (MAMBA, "D left out", arguments("mamba_chunk_scan", lambda *a: (*a[:5], a[5] * 0, *a[6:]))),
+    (EXPAND, "not replaced", arguments("expand_triton", lambda *a: (*a[:4], -1, *a[5:]))),
+    (EXPAND, "the next sequence", arguments("expand_triton", lambda b, y, x, *a: (b, y, x.roll(-1), *a))),
+    (EXPAND, "a token late", lambda b, y, *a: (impl.expand_triton(b, y, *a), y.copy_(y.roll(1)))[1]),
+    (PREPARE, "drafts up to it", lambda ends, valid, starts: (starts[1:] + valid - ends - 2, ends + 1 - valid)),
+    (PREPARE, "first tokens", arguments("prepare_inputs_padded", lambda e, v, starts: (e, v, starts.roll(1)))),
+    (PREPARE, "without drafts", lambda e, v, starts: (starts[1:] - 5 + v, 4 - v)),
+    (REJECT, "the draft's odds", arguments(_REJECT, lambda t, q, p, *a: (t, None, q, *a)), 1),
+    (REJECT, "on behind a rejected one", lambda t, q, p, more, *a: torch.cat([t.view(len(more), -1), more], -1)),
+    (REJECT, "not recovered", arguments(_REJECT, lambda t, q, p, more, r, u: (t, q, p, more, t, u))),
+    (RECOVER, "noise multiplied", arguments(_RECOVER, lambda t, q, p, noise: (t, q, p, 1 / noise))),
+    (RECOVER, "drafted tokens kept", lambda t, q, p, noise: (p.view_as(noise) / noise).argmax(-1).flatten()),
+    (RECOVER, "probabilities exchanged", arguments(_RECOVER, lambda t, q, p, *a: (t, p, q, *a)), 1),
 ]
 
 

@@ -28,7 +28,7 @@ BACK = "INT32;INT32;INT32;FLOAT"
 
 #: The input slots of FusedInferAttentionScore that are used, and the dtypes of those that have one dtype.
 FIA_SLOTS = {"query": 0, "key": 1, "value": 2, "mask": 4, "query_lengths": 5, "kv_lengths": 6, "table": 14}
-FIA_SLOTS |= {"query_rope": 24, "key_rope": 25}
+FIA_SLOTS |= {"query_rope": 24, "key_rope": 25, "sink": 28}
 _DTYPES = {"mask": "INT8", "query_lengths": "INT64", "kv_lengths": "INT64", "table": "INT32"}
 MASK = "2048,2048"
 

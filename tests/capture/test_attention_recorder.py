@@ -24,7 +24,7 @@ REPOSITORY = Path(__file__).parents[2]
 _ARGUMENTS = (
     "(Tensor query, Tensor key, Tensor value, *, Tensor? atten_mask=None, SymInt[]? {q}=None, SymInt[]? {kv}=None, "
     "Tensor? block_table=None, int {heads}=1, str input_layout='BSH', int num_key_value_heads=0, int sparse_mode=0, "
-    "int block_size=0{out}) -> {result}"
+    "int block_size=0, int pre_tokens=2147483647{out}) -> {result}"
 )
 V1 = {"q": "actual_seq_lengths", "kv": "actual_seq_lengths_kv", "heads": "num_heads"}
 V2 = {"q": "actual_seq_qlen", "kv": "actual_seq_kvlen", "heads": "num_query_heads"}
@@ -121,8 +121,9 @@ def call(operator, *values, **changes):
 def test_a_call(recorder, torch_npu, tmp_path):
     with recorder:
         result = call(torch_npu.npu_fused_infer_attention_score)
+        call(torch_npu.npu_fused_infer_attention_score, sparse_mode=4, pre_tokens=127)
     assert result.shape == (3, 4, 16)
-    assert lines(tmp_path) == [RECORD]
+    assert lines(tmp_path) == [RECORD, {**RECORD, "sparse_mode": 4, "pre_tokens": 127}]
     assert [path.name for path in tmp_path.iterdir()] == [f"calls.{os.getpid()}.jsonl"]
 
 
@@ -347,6 +348,7 @@ def flash(monkeypatch):
         seqused_k=None,
         causal=False,
         block_table=None,
+        window_size=None,
     ):
         return q
 
@@ -382,10 +384,12 @@ def test_calls_of_flash_attention_on_gpus(flash, tmp_path, inference):
         flash.vllm.flash_attn_varlen_func(query, cache, cache, 4, ends, 65, **of_step)
         packed = torch.zeros(6, 2, 16)
         flash.vllm.flash_attn_varlen_func(query, packed, packed, 4, ends, 4, cu_seqlens_k=ends, causal=True)
+        flash.vllm.flash_attn_varlen_func(query, cache, cache, 4, ends, 65, **of_step, window_size=[2, 0])
         decode = torch.zeros(3, 1, 4, 16)
         flash.sglang.flash_attn_with_kvcache(decode, cache, cache, cache_seqlens=keys, page_table=table, causal=True)
     assert flash.vllm.flash_attn_varlen_func is original
-    first, second, prompts, tokens = lines(tmp_path)
+    first, second, prompts, cut, tokens = lines(tmp_path)
+    assert (cut["sparse_mode"], cut["pre_tokens"]) == (4, 2)
     assert first == {
         "query_shape": [6, 4, 16],
         # Of the blocks of a cache a row has as many as the table can name.

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Mapping
+from pathlib import Path
+from time import process_time
 from typing import Any
 
 import pytest
@@ -310,9 +315,14 @@ def test_faked_results_stand_although_the_process_failed_after_them(failed: str,
     assert judged.name == expected
 
 
-def _clocked(durations: list[float], brackets: list[float], claims: list[float] | None = None) -> str:
+def _clocked(
+    durations: list[float], brackets: list[float], claims: list[float] | None = None, waited: float = 0.0
+) -> str:
     brackets = [each + 900 for each in brackets]
-    verdict = CourtVerdict("pass", brackets_us=tuple(brackets), claims_us=tuple(claims or durations), empty_us=900.0)
+    waits = (waited,) * len(brackets)
+    verdict = CourtVerdict(
+        "pass", brackets_us=tuple(brackets), waits_us=waits, claims_us=tuple(claims or durations), empty_us=900.0
+    )
     return contradiction(Measurement(tuple(durations), "wall-clock", "cold"), verdict)
 
 
@@ -324,6 +334,8 @@ def test_the_second_clock_contradicts_durations_that_it_cannot_have_seen() -> No
     assert not _clocked(honest, [50_000.0] * 19 + [120.0])
     assert not _clocked(honest[:2], [5_000.0] * 2)
     assert "second clock" in _clocked(honest, [20_000.0] * 20)
+    # Other processes had the processor in each of the calls.
+    assert not _clocked(honest, [20_000.0] * 20, waited=17_000.0)
     assert "second clock" in _clocked(honest[:2], [90_000.0] * 2)
     assert "second clock" in _clocked(honest, [each - 1_000 for each in honest])
     assert "became" in _clocked([1.0 + each / 100 for each in range(20)], honest, honest)
@@ -331,6 +343,28 @@ def test_the_second_clock_contradicts_durations_that_it_cannot_have_seen() -> No
     assert "calls" in _clocked(honest, honest[:19])
     for wrong in (0.0, -2.0, math.nan, math.inf):
         assert "sample" in _clocked([*honest[:3], wrong], honest[:4])
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="this system does not tell waits")
+def test_what_a_candidate_waits_for_a_processor_is_told() -> None:
+    def busy(x: torch.Tensor) -> torch.Tensor:
+        end = process_time() + 0.02
+        while process_time() < end:
+            pass
+        return torch.relu(x)
+
+    allowed = os.sched_getaffinity(0)
+    rival = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        for process in (0, rival.pid):
+            os.sched_setaffinity(process, {min(allowed)})
+        found = _tried(busy, samples=3)
+    finally:
+        os.sched_setaffinity(0, allowed)
+        rival.kill()
+        rival.wait()
+    assert max(found.waits_us) > 0
+    assert all(wait < bracket for wait, bracket in zip(found.waits_us, found.brackets_us, strict=True))
 
 
 def test_inputs_of_the_rehearsal_are_the_candidates_first() -> None:

@@ -76,6 +76,14 @@ def test_a_screen_has_the_most_important_rows_and_both_ends_of_their_names(rows:
     assert "--format text" in lines[-1]
 
 
+def test_a_table_of_many_columns_fits_a_terminal_of_eighty() -> None:
+    names = ("part", "kernel type", "calls", "each(us)", "share", "how", "implementation", "note")
+    words = ("experts_reduce", "hcom_reduceScatter_", 58, 596.5, 0.52, "extrapolated", "flashinfer", "random load")
+    numbers = Table([f"{name}(ms)" for name in "abcdefghijk"], [(12345,) * 11])
+    for parts in ([Table(names, [words] * 99, "a title of many words " * 5)], [numbers]):
+        assert max(map(len, screen(parts, 80).splitlines())) <= 80
+
+
 def test_what_fits_on_a_screen_is_shown_as_it_is() -> None:
     parts = [Table(("name",), [("a",), ("words of a cell " * 12,)], "names", detail=True), "a sentence"]
     assert screen(parts, 60) == text(parts, 60)

@@ -90,6 +90,15 @@ def test_windows_cache_dtype_and_captured_graphs() -> None:
     )
     (short,) = calls_of(model, "window_attention", batch=2, context=500)
     assert (short.cells[KEYS], short.layers) == ("64,64", 2)
+    for sequences, mask in (("1x256@256", "4"), ("1x256@500", "4"), ("2x1@500", "3")):
+        (whole,), (cut,) = (calls_of(model, f"{name}attention", sequences=sequences) for name in ("", "window_"))
+        assert [call.cells["Runtime sparse_mode"] for call in (whole, cut)] == ["3", mask]
+        assert cut.cells.get("Runtime pre_tokens", "") == ("63" if mask == "4" else "")
+        # Each head has a sink, which rows may lack.
+        for call in (whole, cut):
+            assert call.instead is not None
+            slots = [each.cells[INPUT_SHAPES].split(";")[28] for each in (call, call.instead)]
+            assert (slots, call.layers, call.instead.layers) == (["8", ""], 2, 2)
     (cached,) = calls_of(QWEN3_32B, "attention", batch=2, context=64, cache_dtype="FLOAT8_E4M3FN")
     assert cached.cells[INPUT_DTYPES].split(";")[:3] == ["DT_BF16", "FLOAT8_E4M3FN", "FLOAT8_E4M3FN"]
     assert cached.nearest == calls_of(QWEN3_32B, "attention", batch=2, context=64)[0].cells

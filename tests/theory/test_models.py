@@ -254,24 +254,31 @@ def test_equal_weights_of_two_kinds_of_layers_are_both_called(tmp_path: Path) ->
     assert sum(call.calls_per_step for call in equal) == found.layers
 
 
-#: A file, and words for parts that a step of it leaves out or has in another way.
-TOLD: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
-    "windows, sinks, biases": ("gpt_oss", GPT_OSS, ("4 of 8 layers see 128 tokens", "sinks")),
-    "all in a window": ("mistral", {"sliding_window": 512}, ("8 of 8 layers see 512 tokens",)),
-    "the window of the class": ("mistral", {}, ("8 of 8 layers see 4096 tokens",)),
-    "no window": ("mistral", {"sliding_window": None}, ()),
-    "late windows": (
-        "qwen3",
-        {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 6},
-        ("2 of 8 layers see 64 tokens",),
-    ),
-    "unused window": ("qwen2", {"sliding_window": 64, "max_window_layers": 6}, ()),
-    "stated windows": (
+#: A file, and its layers with a window of so many tokens.
+WINDOWS: dict[str, tuple[str, dict[str, Any], tuple[int, int]]] = {
+    "with sinks": ("gpt_oss", GPT_OSS, (4, 128)),
+    "all": ("mistral", {"sliding_window": 512}, (8, 512)),
+    "of the class": ("mistral", {}, (8, 4096)),
+    "none": ("mistral", {"sliding_window": None}, (0, 0)),
+    "late": ("qwen3", {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 6}, (2, 64)),
+    "unused": ("qwen2", {"sliding_window": 64, "max_window_layers": 6}, (0, 0)),
+    "stated": (
         "llama",
         {"layer_types": ["sliding_attention"] * 3 + ["full_attention"] * 5, "sliding_window": 32},
-        ("3 of 8 layers see 32 tokens",),
+        (3, 32),
     ),
-    "gemma": ("gemma3_text", {"sliding_window": 512}, ("7 of 8 layers see 512",)),
+    "gemma": ("gemma3_text", {"sliding_window": 512}, (7, 512)),
+}
+
+
+@pytest.mark.parametrize(("model_type", "keys", "sliding"), WINDOWS.values(), ids=WINDOWS)
+def test_windows_and_sinks(model_type: str, keys: dict[str, Any], sliding: tuple[int, int], tmp_path: Path) -> None:
+    found = read(tmp_path, model_type, **SIZES, **keys)
+    assert (found.sliding, found.sinks, found.differs) == (sliding, model_type == "gpt_oss", ())
+
+
+#: A file, and words for parts that a step of it leaves out or has in another way.
+TOLD: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "rotation": (
         "minimax_m2",
         {**EXPERTS, "rotary_dim": 16, "qk_norm_type": "per_layer", "num_mtp_modules": 3, "attn_type_list": [1] * 8},

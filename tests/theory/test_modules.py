@@ -124,9 +124,12 @@ def wanted(facts: ModelFacts, layer: Layer) -> Iterator[tuple[str, int, list[int
     norms = {**NORMS, **(POST_NORMS if facts.post_norms else {})}
     for path, sizes in layer.items():
         name = path if path in OTHERS else path.removesuffix(".bias").removesuffix("_bias")
-        if name in LEFT_OUT or (path == "self_attn.sinks" and any("sinks" in each for each in facts.differs)):
+        if name in LEFT_OUT:
             continue
-        if name != path:
+        if path == "self_attn.sinks":
+            # Of two parts, with and without a window.
+            assert (facts.sinks, sizes) == (True, [facts.heads])
+        elif name != path:
             assert (PRODUCTS.get(name) or EXPERTS[name]) in facts.biases, path
         elif name in PRODUCTS:
             found = rows.setdefault(PRODUCTS[name], [0, sizes[1]])

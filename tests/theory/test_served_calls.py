@@ -28,6 +28,11 @@ CALLS: list[tuple[str, dict[str, Any], list[str]]] = [
         {**MHA, "seq_len_q": 1, "seq_len_kv": 300, "sliding_window": 128, "causal": False},
         ["FusedInferAttentionScore 4,8,64;4,128,128"],
     ),
+    (
+        "attention_mha",
+        {**MHA, "seq_len_q": 16, "seq_len_kv": 16, "sliding_window": 8},
+        ["FusedInferAttentionScore 64,8,64;64,2,64"],
+    ),
     ("attention_mha", {**MHA, "seq_len_q": 16, "seq_len_kv": 16, "causal": False}, []),
     (
         "attention_mla",

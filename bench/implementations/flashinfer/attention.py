@@ -38,6 +38,7 @@ def attention(call: calls.Attention) -> Prepared:
     expect_dtype(calls.HALF, query=query)
     expect_dtype((query.dtype, *calls.FP8), key=key)
     expect_dtype((key.dtype,), value=value)
+    expect(call.learnable_sink is None, "attention sinks", "attention without them")
     if call.block_table is None:
         return _packed(call, *_with_rope(query, call.query_rope, key, call.key_rope))
     pages = _Pages(call.block_table, call.actual_seq_lengths_kv, call.block_size)
@@ -71,7 +72,8 @@ class _Pages:
 def _packed(call: calls.Attention, q: Tensor, k: Tensor) -> Prepared:
     """Returns the call for queries (T, N, D) and keys (T', H, D) of sequences one after the other."""
     kv_starts, value, with_lse = [0, *call.actual_seq_lengths_kv], call.value, call.softmax_lse_flag
-    wrapper = _plan_packed(q, k, value, call.query_starts, kv_starts, causal=call.causal, scale=call.scale)
+    how = {"causal": call.causal, "sm_scale": call.scale, "window_left": call.window}
+    wrapper = _plan_packed(q, k, value, call.query_starts, kv_starts, **how)
     converted = (_JOINED,) if q.shape[-1] != value.shape[-1] else ()
     return Prepared(
         lambda: wrapper.run(q, k, value, return_lse=with_lse, enable_pdl=False),
@@ -80,14 +82,12 @@ def _packed(call: calls.Attention, q: Tensor, k: Tensor) -> Prepared:
     )
 
 
-def _plan_packed(
-    q: Tensor, k: Tensor, v: Tensor, q_starts: Sequence[int], kv_starts: Sequence[int], *, causal: bool, scale: float
-) -> Any:
+def _plan_packed(q: Tensor, k: Tensor, v: Tensor, q_starts: Sequence[int], kv_starts: Sequence[int], **how: Any) -> Any:
     _expect_attention_sizes(q.shape[-1], v.shape[-1])
     wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace(q.device), "NHD")
     starts = (calls.int32(own, q.device) for own in (q_starts, kv_starts))
     sizes = (q.shape[1], k.shape[1], q.shape[2], v.shape[2])
-    wrapper.plan(*starts, *sizes, causal=causal, sm_scale=scale, q_data_type=q.dtype, kv_data_type=k.dtype)
+    wrapper.plan(*starts, *sizes, q_data_type=q.dtype, kv_data_type=k.dtype, **how)
     return wrapper
 
 
@@ -97,10 +97,10 @@ def _paged(call: calls.Attention, pages: _Pages) -> Prepared:
     (_, heads, head_size), layout = q.shape, "NHD" if call.key.dim() == 3 else "HND"
     caches = tuple(x.unflatten(-1, (kv_heads, -1)) if layout == "NHD" else x for x in (call.key, call.value))
     _expect_attention_sizes(head_size, caches[1].shape[-1])
-    plan = {"sm_scale": call.scale, "q_data_type": q.dtype, "kv_data_type": call.key.dtype}
+    plan = {"sm_scale": call.scale, "window_left": call.window, "q_data_type": q.dtype, "kv_data_type": call.key.dtype}
     sizes = (heads, kv_heads, head_size, pages.block_size)
     if all(end - start == 1 for start, end in pairwise(starts)):
-        if call.key.dtype is torch.float8_e4m3fn and not with_lse and _is_hopper(q.device):
+        if call.key.dtype is torch.float8_e4m3fn and not with_lse and call.window < 0 and _is_hopper(q.device):
             return _in_fp8(call, caches, layout)
         # Tensor cores are worth it for many queries to a key; vLLM and SGLang choose in the same way.
         wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
@@ -185,7 +185,7 @@ def ring_mla(
     q, k = _with_rope(q_nope, q_rope, k_nope, k_rope)
     lengths = seqlen.reshape(-1, seqlen.shape[-1]).tolist()
     q_starts, kv_starts = ([sum(own[:i]) for i in range(len(own) + 1)] for own in (lengths[0], lengths[-1]))
-    wrapper = _plan_packed(q, k, value, q_starts, kv_starts, causal=mask_type == "mask_type_triu", scale=qk_scale)
+    wrapper = _plan_packed(q, k, value, q_starts, kv_starts, causal=mask_type == "mask_type_triu", sm_scale=qk_scale)
     earlier = None
     if pre_out is not None and prev_lse is not None:
         # A block merges all heads of a token, with 8 elements for each thread: more heads are those of more tokens.

@@ -40,6 +40,9 @@ def fused_infer_attention_score(
     sparse_mode: int = 0,
     block_size: int = 0,
     softmax_lse_flag: bool = False,
+    pre_tokens: int = 0,
+    next_tokens: int = 0,
+    learnable_sink: Tensor | None = None,
 ) -> tuple[Tensor, Tensor] | Prepared:
     """Returns attention of each sequence; sequences of equal lengths make a batch.
 
@@ -47,9 +50,11 @@ def fused_infer_attention_score(
 
     Shapes: queries (T, N, D), or (B, N, S, D) with results (N, B, S, D); keys and values (T, H, D),
     or pages (blocks, block size, H x D) or (blocks, H, block size, D). The mask tensor is not read:
-    `sparse_mode` 3 is causal. Second result: the log-sum-exp in float32, (T, N, 1) or (B, N, S, 1), empty unless
+    `sparse_mode` 3 is causal, with 4 a query sees its own key and `pre_tokens` before it. A sink (N,) is a score of
+    each head without a value. Second result: the log-sum-exp in float32, (T, N, 1) or (B, N, S, 1), empty unless
     requested.
     """
+    window = pre_tokens if sparse_mode == 4 else None
     if (
         may_prepare(query)
         and input_layout == "TND"
@@ -60,7 +65,8 @@ def fused_infer_attention_score(
         and actual_seq_lengths
     ):
         q_ends, kv_ends = actual_seq_lengths, actual_seq_lengths_kv
-        return _packed_flash_attention(query, key, value, q_ends, kv_ends, scale, sparse_mode == 3, softmax_lse_flag)
+        how = (scale, sparse_mode > 0, softmax_lse_flag, window, learnable_sink)
+        return _packed_flash_attention(query, key, value, q_ends, kv_ends, *how)
     if query_rope is not None and key_rope is not None:
         query = torch.cat([query, query_rope], dim=-1)
     tokens = query if input_layout == "TND" else query.transpose(1, 2).flatten(0, 1)
@@ -82,11 +88,16 @@ def fused_infer_attention_score(
         k = stored(key).to(q.dtype) if key_rope is None else torch.cat([stored(key), stored(key_rope)], dim=-1)
         # In absorbed latent attention the values are the first numbers of the keys.
         v = k if value is key else stored(value).to(q.dtype)
-        if softmax_lse_flag:
-            result, sums = attend_with_lse(q, k, v, scale=scale, causal=sparse_mode == 3)
-            lse[rows] = sums.transpose(1, 2)[..., None].to(lse.dtype)
+        if window is not None:
+            k, v = (x[:, :, -(q_length + window) :] for x in (k, v))
+        if softmax_lse_flag or learnable_sink is not None:
+            result, sums = attend_with_lse(q, k, v, scale=scale, causal=sparse_mode > 0, window=window)
+            if softmax_lse_flag:
+                lse[rows] = sums.transpose(1, 2)[..., None].to(lse.dtype)
+            if learnable_sink is not None:
+                result = _with_sink(result.transpose(1, 2), sums.transpose(1, 2), learnable_sink).transpose(1, 2)
         else:
-            result = attend(q, k, v, scale=scale, causal=sparse_mode == 3)
+            result = attend(q, k, v, scale=scale, causal=sparse_mode > 0, window=window)
         out[rows] = result.transpose(1, 2)[..., :width]
     if input_layout == "TND":
         return out, lse if softmax_lse_flag else lse.reshape(0)
@@ -104,6 +115,8 @@ def _packed_flash_attention(
     scale: float,
     causal: bool,
     with_lse: bool,
+    window: int | None,
+    sink: Tensor | None,
 ) -> Prepared:
     """Prepares attention of packed sequences (T, N, D), with the log-sum-exp (T, N, 1) or nothing.
 
@@ -112,23 +125,31 @@ def _packed_flash_attention(
     steps = [int32([0, *ends], query.device) for ends in (q_ends, kv_ends)]
     longest = [max(differences(ends)) for ends in (q_ends, kv_ends)]
 
+    sides = {} if window is None else {"window_size_left": window, "window_size_right": 0}
+
     def call() -> tuple[Tensor, Tensor | None]:
         out, lse, *_ = torch.ops.aten._flash_attention_forward(
-            query, key, value, *steps, *longest, 0.0, causal, False, scale=scale
+            query, key, value, *steps, *longest, 0.0, causal, False, scale=scale, **sides
         )
-        return out, lse if with_lse else None
+        return out if sink is None else _with_sink(out, of_tokens(lse), sink), lse if with_lse else None
 
-    def with_last_axis(found: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor]:
-        out, lse = found
-        if lse is None:
-            return out, out.new_empty(0, dtype=torch.float32)
+    def of_tokens(lse: Tensor) -> Tensor:
         if lse.dim() == 3:
             # Up to torch 2.6 a sequence after the other, (B, N, longest).
             own = zip(lse, differences(q_ends), strict=True)
             lse = torch.cat([of_one[:, :length] for of_one, length in own], dim=-1)
-        return out, lse.mT.unsqueeze(-1).contiguous()
+        return lse.mT
+
+    def with_last_axis(found: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor]:
+        out, lse = found
+        return out, out.new_empty(0, dtype=torch.float32) if lse is None else of_tokens(lse).unsqueeze(-1).contiguous()
 
     return Prepared(call, results=with_last_axis, converted=("log-sum-exp to (T, N, 1)",) if with_lse else ())
+
+
+def _with_sink(out: Tensor, lse: Tensor, sink: Tensor) -> Tensor:
+    """Returns results (..., N, D) of attention with one more score, given the log-sum-exps (..., N) of the others."""
+    return (out * torch.sigmoid(lse - sink).unsqueeze(-1)).to(out.dtype)
 
 
 def ring_mla(
@@ -170,13 +191,13 @@ def ring_mla(
     return (pre_out * old + out * new).to(pre_out.dtype), both
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool, window: int | None = None) -> Tensor:
     """Maps (B, N, S, D), (B, H, T, D) and (B, H, T, Dv) to (B, N, S, Dv); the last query sees all keys.
 
-    N is a multiple of H.
+    N is a multiple of H. With a window, of at least T - S keys, a query sees its own and so many before it.
     """
     q, shape, causal = _fold_heads(q, k, causal)
-    square = q.shape[2] == k.shape[2]
+    square = q.shape[2] == k.shape[2] and window is None
     width = v.shape[-1]
     if q.device.type == "cpu":
         # The fused kernel takes one width; for two widths torch takes a kernel that is three times slower.
@@ -185,7 +206,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool) -> Te
         q,
         k,
         v,
-        attn_mask=_corner(q, k) if causal and not square else None,
+        attn_mask=_corner(q, k, window) if causal and not square else None,
         is_causal=causal and square,
         scale=scale,
         enable_gqa=q.shape[1] != k.shape[1],
@@ -193,18 +214,20 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool) -> Te
     return out[..., :width].reshape(*shape, width)
 
 
-def attend_with_lse(q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool) -> tuple[Tensor, Tensor]:
+def attend_with_lse(
+    q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool, window: int | None = None
+) -> tuple[Tensor, Tensor]:
     """Returns `attend`, and the log-sum-exp of the scores, (B, N, S) in float32.
 
     torch's public function does not return the log-sum-exp; its kernels do.
     """
     q, shape, causal = _fold_heads(q, k, causal)
-    square = q.shape[2] == k.shape[2]
+    square = q.shape[2] == k.shape[2] and window is None
     width = v.shape[-1]
     if q.device.type == "cpu":
         mask = None
         if causal and not square:
-            seen = _corner(q, k)
+            seen = _corner(q, k, window)
             mask = torch.zeros(seen.shape, dtype=q.dtype).masked_fill_(~seen, -math.inf)
         group = q.shape[1] // k.shape[1]
         k, v = (x.repeat_interleave(group, 1) if group > 1 else x for x in (k, v))
@@ -216,12 +239,14 @@ def attend_with_lse(q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bo
             q, k, _widen(v, q.shape[-1]), 0.0, causal, scale=scale
         )
     else:
-        out, highest, total = plain_attention(q, k, v, scale=scale, causal=causal)
+        out, highest, total = plain_attention(q, k, v, scale=scale, causal=causal, window=window)
         lse = highest + total.log()
     return out[..., :width].reshape(*shape, width), lse.reshape(shape)
 
 
-def plain_attention(q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
+def plain_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool, window: int | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Returns `attend`, cut to Dv, with the largest score and the sum of exp(score - largest), (B, N, S) in float32.
 
     Made of ordinary operators of torch, for devices and shapes that no fused kernel takes.
@@ -238,6 +263,11 @@ def plain_attention(q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bo
         if causal:
             later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu_(first + offset + 1)
             scores.masked_fill_(later, -math.inf)
+        if causal and window is not None:
+            earlier = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril_(
+                first + offset - window - 1
+            )
+            scores.masked_fill_(earlier, -math.inf)
         highest = scores.amax(dim=-1)
         powers = scores.sub_(highest[..., None]).exp_()
         total = powers.sum(dim=-1)
@@ -278,14 +308,19 @@ def _widen(v: Tensor, width: int) -> Tensor:
     return v if v.shape[-1] == width else functional.pad(v, (0, width - v.shape[-1]))
 
 
-def _corner(q: Tensor, k: Tensor) -> Tensor:
-    """Returns the causal mask whose last query sees all keys; on CUDA as a type that torch's flash kernel knows."""
-    if q.is_cuda:
+def _corner(q: Tensor, k: Tensor, window: int | None = None) -> Tensor:
+    """Returns the causal mask whose last query sees all keys; on CUDA as a type that torch's flash kernel knows.
+
+    With a window a query sees its own key and so many before it.
+    """
+    if q.is_cuda and window is None:
         # Imported here, because it imports torch's compiler, which takes a second.
         from torch.nn.attention.bias import causal_lower_right
 
         return causal_lower_right(q.shape[2], k.shape[2])
-    return torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril_(k.shape[2] - q.shape[2])
+    own = k.shape[2] - q.shape[2]
+    seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril_(own)
+    return seen if window is None else seen.triu_(own - window)
 
 
 def _pack(tokens: Tensor, positions: Tensor) -> Tensor:

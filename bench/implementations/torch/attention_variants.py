@@ -180,8 +180,16 @@ def chunk_gated_delta_rule(
 
     The sequences are of one length. Within a chunk, tokens are changed by those before them all at once.
     """
-    batch, group = len(actual_seq_lengths), value.shape[1] // key.shape[1]
-    length = len(query) // batch
+    out, own = _in_chunks(query, key, value, g, initial_state, beta)
+    return (out * scale).to(query.dtype), own.to(initial_state.dtype)
+
+
+def _in_chunks(q: Tensor, k: Tensor, v: Tensor, g: Tensor, own: Tensor, share: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Returns results (T, Nv, Dv) and last states, in float32. Without `share`, values count as they are.
+
+    A decay of each feature, g (T, Nv, Dk), must not add up to -80 in a chunk.
+    """
+    batch, length = len(own), len(q) // len(own)
 
     def chunks(x: Tensor) -> Tensor:
         """Returns (B, heads, chunks, tokens of a chunk, features)."""
@@ -189,26 +197,44 @@ def chunk_gated_delta_rule(
         padded: Tensor = functional.pad(x, (0, 0, 0, -length % _CHUNK)).unflatten(2, (-1, _CHUNK))
         return padded
 
-    q, k = (chunks(x).repeat_interleave(group, 1) for x in (query, key))
-    q = q * scale
-    v, share = chunks(value), chunks(beta)
-    until = chunks(g)[..., 0].cumsum(-1)
-    decay = (until[..., :, None] - until[..., None, :]).tril().exp().tril()
-    one = torch.eye(_CHUNK, device=q.device)
-    mixed = torch.matmul(share * k, k.mT).mul_(decay).tril(-1) + one
-    solved = torch.linalg.solve_triangular(
-        mixed, torch.cat([share * v, share * until[..., None].exp() * k], -1), upper=False
-    )
-    values, keys = solved.split([v.shape[-1], k.shape[-1]], -1)
-    inside, own, outs = torch.matmul(q, k.mT).mul_(decay), initial_state.float(), []
+    q, k = (chunks(x).repeat_interleave(v.shape[1] // x.shape[1], 1) for x in (q, k))
+    values, until, removed = chunks(v), chunks(g).cumsum(-2), None
+    decay = (until - until.mT).tril().exp().tril() if g.dim() == 2 else None
+
+    def decayed(x: Tensor) -> Tensor:
+        """Returns the products with k of no later tokens."""
+        if decay is None:
+            return torch.matmul(x * until.exp(), (k / until.exp()).mT).tril_()
+        return torch.matmul(x, k.mT).mul_(decay)
+
+    if share is not None:
+        weights = chunks(share)
+        mixed = decayed(weights * k).tril(-1) + torch.eye(_CHUNK, device=q.device)
+        both = torch.cat([weights * values, weights * until.exp() * k], -1)
+        values, removed = torch.linalg.solve_triangular(mixed, both, upper=False).split([v.shape[-1], k.shape[-1]], -1)
+    inside, own, outs = decayed(q), own.float(), []
     for i in range(q.shape[2]):
-        new = values[:, :, i] - torch.matmul(keys[:, :, i], own.mT)
-        from_state = torch.matmul(q[:, :, i] * until[:, :, i, :, None].exp(), own.mT)
+        new = values[:, :, i] if removed is None else values[:, :, i] - torch.matmul(removed[:, :, i], own.mT)
+        from_state = torch.matmul(q[:, :, i] * until[:, :, i].exp(), own.mT)
         outs.append(from_state + torch.matmul(inside[:, :, i], new))
-        last = until[:, :, i, -1:, None]
-        own = own * last.exp() + torch.matmul(new.mT, k[:, :, i] * (last - until[:, :, i, :, None]).exp())
-    out = torch.cat(outs, 2)[:, :, :length].transpose(1, 2).flatten(0, 1)
-    return out.to(query.dtype), own.to(initial_state.dtype)
+        last = until[:, :, i, -1:]
+        own = own * last.exp() + torch.matmul(new.mT, k[:, :, i] * (last - until[:, :, i]).exp())
+    return torch.cat(outs, 2)[:, :, :length].transpose(1, 2).flatten(0, 1), own
+
+
+def chunk_kda_fwd(*tokens: Any, initial_state: Tensor, **of_npu: Any) -> tuple[Tensor | None, ...]:
+    """Returns `chunk_gated_delta_rule` of (heads, T, ...), with decays (Nv, T, Dk), and ten results for training."""
+    q, k, v, g, beta = (x.transpose(0, 1) for x in tokens[:5])
+    out, own = _in_chunks(q, k, v, g, initial_state, beta)
+    return (out * tokens[5]).to(q.dtype), own.to(initial_state.dtype), *[None] * 10
+
+
+def mamba_chunk_scan(*tensors: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns results of prompts (T, heads, P), and states (B, heads, P, N); see `selective_state_update`."""
+    x, dt, decay, keys, queries, skip, dt_bias, state = tensors
+    step = functional.softplus(dt.float() + dt_bias.float())
+    y, own = _in_chunks(queries, keys, step[..., None] * x, step * decay.float(), state, None)
+    return y.addcmul_(skip.float()[:, None], x.float()).to(x.dtype), own.to(state.dtype)
 
 
 def causal_conv1d(

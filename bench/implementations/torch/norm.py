@@ -16,8 +16,7 @@ def rms_norm(x: Tensor, gamma: Tensor, *, epsilon: float) -> tuple[Tensor, Tenso
     """Maps (..., D) and (D,) to y of x's shape and the reciprocal root mean square, float32 (..., 1)."""
     if x.is_cuda and gamma.dtype == x.dtype and hasattr(torch.ops.aten, "_fused_rms_norm"):
         # One kernel for both results (torch 2.8); functional.rms_norm calls it and drops rstd.
-        fused: tuple[Tensor, Tensor] = torch.ops.aten._fused_rms_norm(x, gamma.shape, gamma, epsilon)
-        return fused
+        return torch.ops.aten._fused_rms_norm(x, gamma.shape, gamma, epsilon)
     wide = x.float()
     rstd = _reciprocal_rms(wide, epsilon)
     return (wide * rstd).mul_(gamma).to(x.dtype), rstd

@@ -33,8 +33,7 @@ def nll_loss(x: Tensor, target: Tensor, weight: Tensor, reduction: int, ignore_i
 
 def nll_loss_backward(gradient: Tensor, x: Tensor, target: Tensor, weight: Tensor, *arguments: Any) -> Tensor:
     """Calls aten's nll_loss_backward with targets of any integer type."""
-    result: Tensor = torch.ops.aten.nll_loss_backward(gradient, x, target.long(), weight, *arguments)
-    return result
+    return torch.ops.aten.nll_loss_backward(gradient, x, target.long(), weight, *arguments)
 
 
 def dropout_by_mask(x: Tensor, mask: Tensor, p: float) -> Tensor:

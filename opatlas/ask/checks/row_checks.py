@@ -14,7 +14,7 @@ from opatlas.data.manifest import Manifest
 from opatlas.errors import OpAtlasError
 from opatlas.row import columns as col
 from opatlas.row.communication import is_communication, row_kind
-from opatlas.row.quality import LONGEST_US, Mask, names_outliers
+from opatlas.row.quality import LONGEST_US, Mask
 from opatlas.row.status import Status
 from opatlas.row.table import FIRST_LINE, RowTable
 from opatlas.text import pluralize
@@ -61,7 +61,8 @@ def impossible(_database: CheckedDatabase, table: RowTable) -> Iterator[Finding]
         none = np.full(len(table), np.nan)
         means, medians, leasts = (table.numbers(column) if column else none for column in (mean, median, least))
         slack = _ROUNDING_US + _ROUNDING * np.fmax(means, medians)
-        without = [mean == col.AVERAGE and names_outliers(reason) for reason in table.cells(col.QUALITY_REASON)]
+        # The stored mean leaves out the outliers that the reason names.
+        without = [mean == col.AVERAGE and "outlier" in reason for reason in table.cells(col.QUALITY_REASON)]
         off = slack + np.where(without, deviation, 0.0)
         reach = deviation * (count - 1) / np.sqrt(np.maximum(count, 1))
         far, farther = np.abs(means - medians) > deviation + off, (count >= 2) & (means - leasts > reach + off)

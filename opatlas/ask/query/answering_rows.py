@@ -248,8 +248,7 @@ class AnsweringRows:
             "run_id": [each.run_id for each in self.found],
             "implementation": self.label,
         }
-        table: pd.DataFrame = pd.DataFrame(columns)
-        return table
+        return pd.DataFrame(columns)
 
     @cached_property
     def sizes(self) -> list[dict[str, object]]:

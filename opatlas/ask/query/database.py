@@ -236,8 +236,7 @@ class OpenDatabase:
         self._expect(kernel_type)
         names = self._chosen(implementation or FASTEST)
         tables = [self.answers.stored_rows(kernel_type, name).typed() for name in names]
-        table: pd.DataFrame = pd.concat(tables, ignore_index=True)
-        return table
+        return pd.concat(tables, ignore_index=True)
 
     def model(
         self,

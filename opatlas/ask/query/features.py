@@ -261,6 +261,8 @@ def _tiles_of_prompts(sizes: AttentionSizes, cores: int) -> tuple[_Tiles, int, i
         rows = max(_ROWS, -(-queries // _MOST_TILES))
         first, ends = keys - queries, range(-(-queries // rows) * rows, 0, -rows)
         reads = [min(keys, first + end) if causal else keys for end in ends]
+        if sizes.before is not None:
+            reads = [min(each, rows + sizes.before) for each in reads]
         found.append((count * sizes.heads, [_in_blocks(max(each, 1), block) * rows // _ROWS for each in reads]))
     return found, cores, max(len(keys) for _, keys in found)
 

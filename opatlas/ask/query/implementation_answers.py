@@ -273,8 +273,7 @@ class ImplementationAnswers:
         best = every.sort_values(["rank", "Duration(us)"]).groupby(level=0).head(1)
         best = best.reindex(index=range(len(frame)), columns=list(ANSWER_COLUMNS))
         words = {name: best[name].astype(object).fillna("") for name in ANSWER_COLUMNS[3:]}
-        answers: pd.DataFrame = best.assign(**words).set_axis(frame.index)
-        return answers
+        return best.assign(**words).set_axis(frame.index)
 
     def _stored(self, rows: AnsweringRows) -> pd.DataFrame:
         """Returns the answers of stored rows."""
@@ -289,8 +288,7 @@ class ImplementationAnswers:
             col.RUN_ID: facts["run_id"],
         }
         common = {column: facts[fact] for fact, column in _COMMON.items()}
-        table: pd.DataFrame = facts[[]].assign(**numbers, Implementation=rows.label, **told, **common)
-        return table
+        return facts[[]].assign(**numbers, Implementation=rows.label, **told, **common)
 
     def _make_predictor(self, kernel_type: str, name: str) -> Predictor:
         from opatlas.ask.query.predictor import Predictor

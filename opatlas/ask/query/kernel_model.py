@@ -236,8 +236,7 @@ class RegimeModel:
 
     def _enough(self, hidden: Mask) -> Mask:
         """Returns for which questions enough rows are not hidden."""
-        enough: Mask = (~hidden).sum(axis=1) >= max(LEAST_ROWS, len(self._log_us) // 4)
-        return enough
+        return (~hidden).sum(axis=1) >= max(LEAST_ROWS, len(self._log_us) // 4)
 
     def _is_smooth(self) -> Mask:
         sizes, fills, _ = self._width
@@ -288,8 +287,7 @@ class RegimeModel:
         known_scores = self._scores[np.isfinite(self._scores)]
         average = float(known_scores.mean()) if len(known_scores) else 1.0
         known = np.where(seen & np.isfinite(self._scores[nearest]), self._scores[nearest], average)
-        scale: Floats = (known.sum(axis=1) + _LOCAL_PRIOR * average) / (known.shape[1] + _LOCAL_PRIOR) / average
-        return scale
+        return (known.sum(axis=1) + _LOCAL_PRIOR * average) / (known.shape[1] + _LOCAL_PRIOR) / average
 
     def _calibrate(self, asked: Asked) -> float:
         """Returns the quantile of the scores of a class."""
@@ -319,8 +317,7 @@ class RegimeModel:
         joint = posterior(covariance, self._matrix[used], matrix)
         joint[np.diag_indices(len(joint))] += covariance.noise**2
         deviation = np.sqrt(np.maximum(np.diag(joint), 1e-12))
-        correlated: Floats = joint / np.outer(deviation, deviation)
-        return correlated
+        return joint / np.outer(deviation, deviation)
 
     def _classes(self, features: Sequence[RowFeatures], kriged: Kriged, octaves: Floats) -> npt.NDArray[np.int64]:
         away = np.abs(self._tokens[kriged.nearest[:, :LEAST_ROWS]] - _tokens(features)[:, None]).min(axis=1)
@@ -332,8 +329,7 @@ class RegimeModel:
         """Returns for each question how far its outermost size lies beyond the sizes of all rows."""
         low, high = self._range
         sizes = self._sized(matrix)
-        octaves: Floats = np.maximum(low - sizes, sizes - high).max(axis=1)
-        return octaves
+        return np.maximum(low - sizes, sizes - high).max(axis=1)
 
 
 def _tokens(features: Sequence[RowFeatures]) -> Floats:

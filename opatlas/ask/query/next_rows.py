@@ -256,8 +256,7 @@ class _Choice:
             return np.eye(len(cells))
         points = np.array(sizes)
         octaves = np.sqrt(((points[:, None, :] - points[None, :, :]) ** 2).sum(-1))
-        near: Floats = np.exp(-octaves / _OCTAVES)
-        return near
+        return np.exp(-octaves / _OCTAVES)
 
     @property
     def error(self) -> float:
@@ -265,8 +264,7 @@ class _Choice:
 
     @property
     def _deviation(self) -> Floats:
-        deviation: Floats = np.sqrt(np.maximum(np.diag(self._joint), 0.0))
-        return deviation
+        return np.sqrt(np.maximum(np.diag(self._joint), 0.0))
 
     def take_waiting(self) -> None:
         """Counts the rows that wait in the CSV as measured."""
@@ -298,8 +296,7 @@ class _Choice:
         """Returns for each candidate by how much its measurement lowers the sum of all errors."""
         variance = np.maximum(np.diag(self._joint), 1e-12)
         explained = np.minimum(self._joint**2 / (variance[:, None] * variance[None, :]), 1.0)
-        lowered: Floats = (1 - np.sqrt(1 - explained)) @ (self._value * np.sqrt(variance))
-        return lowered
+        return (1 - np.sqrt(1 - explained)) @ (self._value * np.sqrt(variance))
 
     def _take(self, position: int) -> None:
         variance = self._joint[position, position]

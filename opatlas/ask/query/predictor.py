@@ -232,5 +232,4 @@ def _one_blas_thread() -> AbstractContextManager[object]:
     The matrices are too small to gain from several threads, which spin while they wait: on cores that others use, fits
     with them take more than twice as long.
     """
-    limited: AbstractContextManager[object] = _thread_pools().limit(limits=1, user_api="blas")
-    return limited
+    return _thread_pools().limit(limits=1, user_api="blas")

@@ -163,8 +163,7 @@ def measured_half_widths(
     """
     noise = np.nan_to_num(std_us / duration_us, nan=NOISE_LIMIT)
     error = NORMAL_90 * noise / np.where(noisy, 1.0, np.sqrt(np.fmax(samples, 1)))
-    widths: Floats = np.hypot(error, floors)
-    return widths
+    return np.hypot(error, floors)
 
 
 def interval_of(duration_us: Floats | float, half_widths: Floats) -> tuple[Floats, Floats]:

@@ -51,8 +51,7 @@ def roofline_log_us(parameters: Floats, log_work: Floats) -> Floats:
     terms = q * (log_work + parameters[1:-1])
     largest = terms.max(axis=1)
     overlapped = (largest + np.log(np.exp(terms - largest[:, None]).sum(axis=1))) / q
-    total: Floats = np.logaddexp(parameters[0], overlapped)
-    return total
+    return np.logaddexp(parameters[0], overlapped)
 
 
 def _descend(start: Floats, log_work: Floats, log_us: Floats) -> tuple[Floats, float]:
@@ -116,8 +115,7 @@ class Covariance:
 
     def scaled(self, features: Floats) -> Floats:
         """Returns features in units of their lengths."""
-        scaled: Floats = features / self.lengths
-        return scaled
+        return features / self.lengths
 
     def between(self, near: Floats, far: Floats) -> Floats:
         """Returns the covariances of two stacks of scaled rows, (..., a, f) and (..., b, f)."""

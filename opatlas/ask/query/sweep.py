@@ -1,4 +1,4 @@
-"""Several steps side by side: their costs, a plot of them, and what servers took for them."""
+"""Several steps side by side: their costs, and what servers took for them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,8 @@ from opatlas.ask.query.database import OpenDatabase
 from opatlas.ask.query.implementation_answers import FASTEST
 from opatlas.ask.query.model_cost import ModelCost, known_types
 from opatlas.ask.query.step_time import StepTime
-from opatlas.data.csv_files import write_text
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.files import read_safely
-from opatlas.installation import require_extra
 from opatlas.theory.model_calls import step_calls
 from opatlas.theory.model_step import Step, step_memory
 from opatlas.theory.models import ModelFacts, models_by_name
@@ -359,32 +357,3 @@ def _error_of_others(late: _Late, left_out: str, part: float) -> float:
 def _median_of_others(late: _Late, engine: str, left_out: Collection[str]) -> float | None:
     found = [median(values) for (of, name), values in late.items() if of == engine and name not in left_out]
     return median(found) if found else None
-
-
-def write_plot(path: Path, costs: Sequence[ModelCost]) -> None:
-    """Writes an HTML page with step time and throughput over the sequences of a step. Raises OpAtlasError."""
-    require_extra("report", "--plot", "bokeh")
-    from bokeh.embed import file_html
-    from bokeh.layouts import column
-    from bokeh.palettes import Category10_10
-    from bokeh.plotting import figure
-    from bokeh.resources import INLINE
-
-    lines: dict[str, list[tuple[int, float, float | None]]] = {}
-    for cost in costs:
-        step, count = cost.step, sum(group.n for group in cost.step.groups())
-        name = f"tp {step.tp}, ep {step.ep}" + (f", context {step.context}" if step.context else "")
-        lines.setdefault(name, []).append((count, (cost.time or cost).us / 1000, cost.tokens_per_s))
-    plots = []
-    for place, title in ((1, "step (ms)"), (2, "tokens/s")):
-        plot = figure(
-            x_axis_type="log", y_axis_type="log", x_axis_label="sequences", y_axis_label=title, width=800, height=400
-        )
-        for i, (name, points) in enumerate(lines.items()):
-            known = sorted((each[0], each[place]) for each in points if each[place] is not None)
-            if known:
-                x, y = zip(*known, strict=True)
-                plot.line(x, y, legend_label=name, color=Category10_10[i % 10])
-                plot.scatter(x, y, legend_label=name, color=Category10_10[i % 10])
-        plots.append(plot)
-    write_text(path, file_html(column(*plots), INLINE, title=costs[0].model if costs else "no steps"))

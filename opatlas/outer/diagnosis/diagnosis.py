@@ -106,23 +106,20 @@ class CapturedTimeline:
 
     def times(self, by: str) -> pd.DataFrame:
         """Returns the times by `step` or `phase`. Busy time, gaps and those before steps add up to the span."""
-        times: pd.DataFrame = self.launches.groupby(by, sort=False).agg(**_TIMES).reset_index()
-        return times
+        return self.launches.groupby(by, sort=False).agg(**_TIMES).reset_index()
 
     def longest_gaps(self, most: int) -> pd.DataFrame:
         """Returns the longest idle times, each with the type after which and before which it is."""
         types = self.launches["type"]
         gaps = self.launches[["step", "idle_us", "host_us"]].assign(after=types.shift(), before=types)
-        found: pd.DataFrame = gaps[gaps["idle_us"] > 0].nlargest(most, "idle_us")
-        return found
+        return gaps[gaps["idle_us"] > 0].nlargest(most, "idle_us")
 
     def launch_bound_stretches(self, most: int) -> pd.DataFrame:
         """Returns the runs of launches that each waited for the host by their first lines, the most idle time first."""
         bound = self.launches["host_us"] > 0
         runs = self.launches[bound].reset_index(names="line").groupby((~bound).cumsum()[bound].to_numpy())
         sums = runs.agg(line=("line", "first"), gaps_us=("idle_us", "sum"), busy_us=("busy_us", "sum"))
-        found: pd.DataFrame = sums.assign(launches=runs.size()).nlargest(most, "gaps_us").set_index("line")
-        return found
+        return sums.assign(launches=runs.size()).nlargest(most, "gaps_us").set_index("line")
 
 
 class Diagnosis:

@@ -191,8 +191,7 @@ def _joined(frames: Sequence[pd.DataFrame]) -> tuple[pd.DataFrame, str]:
 def _by_launch(frame: pd.DataFrame, names: list[str]) -> pd.DataFrame:
     """Returns launches by kernel and number."""
     numbers = frame.groupby(names, sort=False, dropna=False).cumcount()
-    numbered: pd.DataFrame = frame.set_index(pd.MultiIndex.from_arrays([*(frame[name] for name in names), numbers]))
-    return numbered
+    return frame.set_index(pd.MultiIndex.from_arrays([*(frame[name] for name in names), numbers]))
 
 
 def _columns(header: reader.CaptureHeader, names: Sequence[str]) -> dict[str, str]:
@@ -280,8 +279,7 @@ def _launches(
             f"no duration: {pluralize(len(without), 'launch', 'launches')} left out"
         )
     problems += [f"{path}:{bad.line}: the row does not fit the header: left out" for bad in chunk.malformed]
-    timed_part: pd.DataFrame = part[there & timed]
-    return timed_part
+    return part[there & timed]
 
 
 def _time(cell: str) -> int:
@@ -342,5 +340,4 @@ def _row_lines(rows: AnsweringRows) -> pd.DataFrame:
             if name.startswith(prefix) and name not in _NO_COUNTERS_OF_ROWS:
                 own = name.removeprefix(prefix)
                 columns[own] = np.where(here, table.numbers(name)[at], columns.get(own, np.nan))
-    frame: pd.DataFrame = pd.DataFrame(columns)
-    return frame
+    return pd.DataFrame(columns)

@@ -162,8 +162,7 @@ def timeline_as_json(found: Diagnosis, of: CapturedTimeline) -> dict[str, Any]:
     """Returns times by phase and step, the longest gaps and launch-bound stretches of a timeline, in microseconds."""
 
     def placed(rows: pd.DataFrame) -> list[dict[str, Any]]:
-        records: list[dict[str, Any]] = rows.assign(line=list(map(found.place, rows.index))).to_dict("records")
-        return records
+        return rows.assign(line=list(map(found.place, rows.index))).to_dict("records")
 
     return {
         "capture": of.capture,

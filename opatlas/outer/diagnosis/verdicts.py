@@ -279,8 +279,7 @@ def _not_enough_work(frame: pd.DataFrame, core: Texts, peaks: DevicePeaks) -> Ma
     cube, vector = (np.nan if each is None else each for each in (peaks.cube_cores, peaks.vector_cores))
     cores = np.where(np.isin(core, (*_CUBE, "MIX_AIC")), cube, vector)
     whole = np.isin(core, _MIX) & (mix > 0) & (mix % vector == 0)
-    uneven: Mask = (blocks > 0) & ((blocks < cores) | (blocks % cores > 0)) & ~whole
-    return uneven
+    return (blocks > 0) & ((blocks < cores) | (blocks % cores > 0)) & ~whole
 
 
 def _several_kernels(frame: pd.DataFrame, kernels: Floats) -> Mask:

@@ -333,13 +333,9 @@ class Selector:
 
         def rank(model: str) -> tuple[float, float, float, float, str]:
             bound, cost = self._bound_and_cost(self._tried(model, complexity, without))
-            return -bound, cost, *self._price(model)
+            return -bound, cost, *self.price(model)
 
         return min(self._of, key=rank)
-
-    def cheapest(self) -> str:
-        """Returns the model with the cheapest answers, as the prices are known before any task is tried."""
-        return min(self._of, key=self._price)
 
     def table(self) -> list[Figures]:
         """Returns the choices from all outcomes: for each complexity, then for all tasks; none of a single model."""
@@ -360,7 +356,7 @@ class Selector:
         cost = fsum(_spent(loop)[0] for loop in loops) / max(len(loops), 1)
         return 0.0 if interval is None else interval[0], cost
 
-    def _price(self, model: str) -> tuple[float, float, str]:
+    def price(self, model: str) -> tuple[float, float, str]:
         """Returns the mean cost of an answer, and its tokens, which decide among models without prices."""
         attempts = [each for loop in self._of[model].values() for each in loop]
         cost, tokens = _spent(attempts)
@@ -380,6 +376,8 @@ def strategy_results(experiment: Experiment, baseline: str = "") -> list[Figures
     """
     models = [model for model in experiment.models if model != ROUTED]
     outcomes, selector = experiment.outcomes, Selector(experiment)
+    # The one with the cheapest answers, as the prices are known before any task is tried.
+    cheapest = min(models, key=selector.price, default="")
 
     def oracle(task: TaskName) -> str:
         of = {model: experiment.loops[model, task] for model in models}
@@ -387,7 +385,7 @@ def strategy_results(experiment: Experiment, baseline: str = "") -> list[Figures
 
     model_of: dict[Strategy, Callable[[TaskName], str]] = {
         Strategy.BEST: lambda task: baseline or selector.best(None, task),
-        Strategy.CHEAPEST: lambda task: selector.cheapest(),
+        Strategy.CHEAPEST: lambda task: cheapest,
         Strategy.TABLE: lambda task: selector.best(experiment.complexities[task], task),
         Strategy.ORACLE: oracle,
     }

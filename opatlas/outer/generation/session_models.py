@@ -264,8 +264,7 @@ class ModelRuns:
         return str(self._session.targets[row.target].implementation.name)
 
     def _subject(self, row: Any) -> LoopSubject:
-        subject: LoopSubject = self._session.source.asked[row.kernel_type]
-        return subject
+        return self._session.source.asked[row.kernel_type]
 
     def _source(self, row: Any, path: Path) -> KernelSource:
         label = implementation_label(self._name(row), self._settings.language.value)

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from time import perf_counter_ns
-from typing import Any
+from time import clock_gettime_ns, perf_counter_ns
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
@@ -82,6 +84,34 @@ class Referee(ABC):
         """Compares results of the reference's shapes."""
 
 
+class _Moment(NamedTuple):
+    """A moment, in nanoseconds.
+
+    Attributes:
+        clock: the time; 0: not yet.
+        ran: the time that the threads of the candidate's process have had a processor.
+        waited: the time that its main thread and the court's have waited for one.
+    """
+
+    clock: int = 0
+    ran: int = 0
+    waited: int = 0
+
+    @classmethod
+    def now(cls, pid: int) -> _Moment:
+        """Returns this moment, with what Linux says of the process (proc(5), sched-stats); else nobody has waited."""
+        clock, ran, waited = perf_counter_ns(), 0, 0
+        with suppress(OSError, IndexError):
+            ran = clock_gettime_ns(~pid << 3 | _CPU_TIME)
+            waited = sum(int(Path(f"/proc/{each}/schedstat").read_bytes().split()[1]) for each in {pid, os.getpid()})
+        return cls(clock, ran, waited)
+
+
+_NEVER = _Moment()
+#: In the number of a clock: the time that all threads of a process had (CPUCLOCK_SCHED of Linux).
+_CPU_TIME = 2
+
+
 @dataclass
 class _Call:
     """A call.
@@ -97,8 +127,8 @@ class _Call:
     number: int
     has_weights: bool
     near: int = 0
-    known_ns: int = 0
-    end_ns: int = 0
+    known: _Moment = _NEVER
+    end: _Moment = _NEVER
     claimed_us: float | None = None
     results: list[Any] = field(default_factory=list)
     places: list[torch.Tensor | None] = field(default_factory=list)
@@ -108,7 +138,13 @@ class _Call:
     @property
     def bracket_us(self) -> float:
         """The microseconds from its inputs to its results."""
-        return (self.end_ns - self.known_ns) / 1e3
+        return (self.end.clock - self.known.clock) / 1e3
+
+    @property
+    def waited_us(self) -> float:
+        """The microseconds of these in which no thread of the candidate ran, but one or the court waited to run."""
+        clock, ran, waited = (end - known for end, known in zip(self.end, self.known, strict=True))
+        return max(0, min(waited, clock - ran)) / 1e3
 
 
 class Court:
@@ -119,15 +155,19 @@ class Court:
         found: the verdict, after `end`.
     """
 
-    def __init__(self, referee: Referee, weights_seed: int = 0, path: Path | None = None) -> None:
+    def __init__(
+        self, referee: Referee, weights_seed: int = 0, path: Path | None = None, pid: int | None = None
+    ) -> None:
         """Makes the first inputs and results, which say how much memory is needed. Raises ReferenceFailed.
 
         Args:
             referee: of the row.
             weights_seed: the seed of its weights, which a candidate may use, too.
             path: the file of the memory; None: the candidate runs in this process, where nobody is judged.
+            pid: the candidate's process; None: this one.
         """
         self._referee = referee
+        self._pid = pid or os.getpid()
         self.weights_seed = weights_seed
         self.found: CourtVerdict | None = None
         self._random = random.SystemRandom()
@@ -182,7 +222,7 @@ class Court:
         arguments, weights = self._values(call)
         leaves = tree_flatten(arguments)[0]
         self._calls.append(call)
-        call.known_ns = perf_counter_ns()
+        call.known = _Moment.now(self._pid)
         found = self.memory.write([*leaves, *weights.values()])
         forms = dict(zip(weights, found[len(leaves) :], strict=True))
         results = self._native if purpose is shared.Purpose.REHEARSAL else ()
@@ -209,7 +249,7 @@ class Court:
                 value = value.clone()
             call.results.append(value)
             call.places.append(places)
-        call.end_ns = perf_counter_ns()
+        call.end = _Moment.now(self._pid)
         if inputs is not None and call.purpose is shared.Purpose.WHOLE:
             after = [self.memory.read(leaf) if isinstance(leaf, shared.TensorForm) else None for leaf in inputs]
             call.changed = self._changes(call, after)
@@ -229,7 +269,9 @@ class Court:
         """Compares the results of all calls with the reference: no call follows."""
         error_class, sub_class, text, failure = ErrorClass.PASS, "", "", ""
         try:
-            self._judge([call for call in self._calls if call.purpose is not shared.Purpose.REHEARSAL and call.end_ns])
+            self._judge(
+                [call for call in self._calls if call.purpose is not shared.Purpose.REHEARSAL and call.end.clock]
+            )
         except CandidateRejected as error:
             error_class, sub_class, text = error.error_class, error.sub_class, str(error)
         except ReferenceFailed as error:
@@ -237,12 +279,12 @@ class Court:
         except (ValueError, RuntimeError, TypeError) as error:
             # Forms are what the candidate's process says.
             failure = f"the results cannot be compared: {exception_line(error)}"
-        timed = [call for call in self._calls if call.purpose is shared.Purpose.TIMED and call.end_ns]
+        timed = [call for call in self._calls if call.purpose is shared.Purpose.TIMED and call.end.clock]
         rehearsed = [
-            call.bracket_us
+            call.bracket_us - call.waited_us
             for call in self._calls
             if call.purpose is shared.Purpose.REHEARSAL
-            and call.end_ns
+            and call.end.clock
             and timed
             and call.has_weights is timed[0].has_weights
         ]
@@ -259,6 +301,7 @@ class Court:
             tuple(dict.fromkeys(self._referee.assumptions)),
             failure,
             tuple(call.bracket_us for call in timed),
+            tuple(call.waited_us for call in timed),
             tuple(call.claimed_us for call in timed),
             min(rehearsed, default=0.0),
         )

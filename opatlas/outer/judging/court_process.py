@@ -15,6 +15,7 @@ import pkgutil
 import random
 import shutil
 import socket
+import struct
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -97,8 +98,7 @@ class RemoteCourt:
         self.memory = SharedMemory(welcome.memory_bytes, Path(folder, _MEMORY))
 
     def ask(self, purpose: Purpose, has_weights: bool) -> Inputs:
-        inputs: Inputs = self._asked(Ask(purpose, has_weights))
-        return inputs
+        return self._asked(Ask(purpose, has_weights))
 
     def returned(self, results: Sequence[Leaf], inputs: Sequence[Leaf] | None, claimed_us: float | None) -> None:
         self._asked(Returned(tuple(results), None if inputs is None else tuple(inputs), claimed_us), is_answered=False)
@@ -143,9 +143,11 @@ def _judge(channel: ChildChannel, fd: int, row: RowToJudge) -> None:
             listening.listen(1)
             channel.send(Open(str(folder)))
             if listening.fileno() in readable([listening.fileno(), fd], None):
-                candidate = Channel(listening.accept()[0], _OF_CANDIDATE)
+                connected = listening.accept()[0]
+                pid, *_ = struct.unpack("3i", connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+                candidate = Channel(connected, _OF_CANDIDATE)
                 with contextlib.suppress(EOFError, OSError, ChannelBroken):
-                    verdict = _hear(candidate, fd, folder, row, threads) or verdict
+                    verdict = _hear(candidate, pid, fd, folder, row, threads) or verdict
                 candidate.close()
                 torch.set_num_threads(threads)
     finally:
@@ -153,7 +155,7 @@ def _judge(channel: ChildChannel, fd: int, row: RowToJudge) -> None:
     channel.send(verdict)
 
 
-def _hear(candidate: Channel, fd: int, folder: Path, row: RowToJudge, threads: int) -> CourtVerdict | None:
+def _hear(candidate: Channel, pid: int, fd: int, folder: Path, row: RowToJudge, threads: int) -> CourtVerdict | None:
     """Answers a candidate's process until it asks for the verdict, which is returned; None if it does not."""
     seed = random.SystemRandom().randrange(SEEDS)
     hello = candidate.receive(ANSWER_TIMEOUT_S, [fd])
@@ -168,7 +170,7 @@ def _hear(candidate: Channel, fd: int, folder: Path, row: RowToJudge, threads: i
     with torch.no_grad():
         try:
             referee = pkgutil.resolve_name(row.referee)(row.run.whole, device, seed)
-            court = Court(referee, seed, folder / _MEMORY)
+            court = Court(referee, seed, folder / _MEMORY, pid)
         except Exception as error:
             failure = str(error) if isinstance(error, ReferenceFailed) else exception_line(error)
             candidate.send(NoReference(failure))

@@ -177,8 +177,9 @@ class CourtVerdict(ProcessMessage, frozen=True):
         notes, assumptions: phrases.
         failure: why there is no reference; "" mostly.
         brackets_us: for each timed call the microseconds from its inputs, which nobody knew, to its results.
+        waits_us: the part of each in which the candidate only waited for a processor.
         claims_us: the duration of each that the candidate's process said directly after it; None: it did not know.
-        empty_us: the shortest bracket of the calls of nothing.
+        empty_us: the shortest bracket of the calls of nothing, without such waits.
     """
 
     error_class: str = ""
@@ -192,6 +193,7 @@ class CourtVerdict(ProcessMessage, frozen=True):
     assumptions: tuple[str, ...] = ()
     failure: str = ""
     brackets_us: tuple[float, ...] = ()
+    waits_us: tuple[float, ...] = ()
     claims_us: tuple[float | None, ...] = ()
     empty_us: float = 0.0
 
@@ -295,7 +297,9 @@ def contradiction(measurement: Measurement, verdict: CourtVerdict) -> str:
     for claimed, bracket in zip(durations_us, brackets, strict=True):
         if claimed > bracket:
             return f"a sample of {duration(claimed)} within {duration(bracket)} of the second clock"
-    claim, took = median(durations_us), min(brackets) - verdict.empty_us
+    waits = verdict.waits_us[-len(durations_us) :]
+    ran_us = min(bracket - wait for bracket, wait in zip(brackets, waits, strict=True))
+    claim, took = median(durations_us), ran_us - verdict.empty_us
     constant = CONSTANT_US if len(durations_us) >= _MANY else _CONSTANT_OF_FEW_US
     if took > MULTIPLE * claim + constant + MORE_EMPTY * verdict.empty_us:
         return f"calls of {duration(claim)} took {duration(took)} and more by the second clock"

@@ -22,7 +22,7 @@ from opatlas.outer.suites.opinfo import recorded, variant_call
 from opatlas.row.columns import ARGUMENTS, FUNCTIONAL, SAMPLE, SAMPLE_TORCH
 from opatlas.row.errors import InvalidRow, Unsupported, WrongResult
 from opatlas.run.inputs.replay_row import ReplayRow
-from opatlas.run.result_check import Comparison, Picks, Results, errors_of
+from opatlas.run.result_check import Arguments, Comparison, Keywords, Picks, Results, errors_of
 
 #: Operators whose second result, or only one, is an index along an axis: where numbers are equal any index is right.
 _WITH_INDICES = frozenset(
@@ -97,9 +97,7 @@ class CaseFormula:
         """The name in messages."""
         return f"of torch's {self.overload}"
 
-    def compare(
-        self, arguments: Sequence[Any], keywords: dict[str, Any], results: Results, seed: int
-    ) -> list[Comparison]:
+    def compare(self, arguments: Arguments, keywords: Keywords, results: Results, seed: int) -> list[Comparison]:
         """Returns all elements of the results with the expected ones. Raises WrongResult for another form."""
         found = tuple(each for each in results if each is not None)
         call = aten.with_device(aten.Call(self.overload, tuple(arguments), keywords), found[0].device)

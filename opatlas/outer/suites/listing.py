@@ -252,11 +252,11 @@ def operator_files(folder: Path, operators: Sequence[str], suite: str = "") -> d
 
 def _text(folder: Path, overload: str) -> str:
     # Imported here because it imports torch.
-    from opatlas.outer.suites.operators import find_overload, overloads_of
+    from opatlas.outer.suites.operators import find_overload, name_of, overloads
 
     found = find_overload(overload)
     if found is None:
-        meant = suggest(overload, overloads_of(overload.partition(".")[0]))
+        meant = suggest(overload, map(name_of, overloads(overload.partition(".")[0])))
         raise OpAtlasError(f"torch has no operator {overload}{meant}")
     schema = found._schema
     passed = (f"{each.name}={_name(each)}" if each.kwarg_only else _name(each) for each in schema.arguments)

@@ -97,11 +97,6 @@ def find_overload(name: str) -> torch._ops.OpOverload | None:
     return found if isinstance(found, torch._ops.OpOverload) else None
 
 
-def overloads_of(operator: str) -> list[str]:
-    """Returns the names of the overloads of an operator; none if torch has no such operator."""
-    return [name_of(each) for each in _overloads(operator)]
-
-
 def name_of(overload: torch._ops.OpOverload) -> str:
     """Returns the name of an overload: `add.Tensor`."""
     return f"{overload._schema.name.partition('::')[2]}.{overload._overloadname}"
@@ -128,15 +123,15 @@ def variants_of(functional: torch._ops.OpOverload) -> Sequence[torch._ops.OpOver
 
     They are told by the arguments of the schemas.
     """
-    if _out_names(functional) or _is_in_place(functional):
+    if out_names(functional) or _is_in_place(functional):
         return ()
     operator = functional._schema.name.partition("::")[2]
     wanted = _inputs(functional)
     results = [str(each.type) for each in functional._schema.returns]
-    in_place = [each for each in _overloads(f"{operator}_") if _inputs(each) == wanted and _is_in_place(each)]
+    in_place = [each for each in overloads(f"{operator}_") if _inputs(each) == wanted and _is_in_place(each)]
     # A list of tensors cannot be written into one argument.
-    alike = [each for each in _overloads(operator) if set(results) == {"Tensor"} and _inputs(each) == wanted]
-    outs = [each for each in alike if _out_types(each) == results]
+    alike = [each for each in overloads(operator) if set(results) == {"Tensor"} and _inputs(each) == wanted]
+    outs = [each for each in alike if [str(own.type) for own in each._schema.arguments if own.is_out] == results]
     return [*in_place[:1], *outs[:1]]
 
 
@@ -146,15 +141,9 @@ def functional_of(variant: torch._ops.OpOverload) -> torch._ops.OpOverload | Non
     operator = variant._schema.name.partition("::")[2]
     if _is_in_place(variant):
         operator = operator.removesuffix("_")
-    elif not _out_names(variant):
+    elif not out_names(variant):
         return None
-    return next((each for each in _overloads(operator) if variant in variants_of(each)), None)
-
-
-def out_arguments(variant: torch._ops.OpOverload, results: Sequence[Any]) -> dict[str, Any]:
-    """Returns the keyword arguments of an out variant that take these results; none for another overload."""
-    names = _out_names(variant)
-    return dict(zip(names, results, strict=True)) if names else {}
+    return next((each for each in overloads(operator) if variant in variants_of(each)), None)
 
 
 def derive(variant: torch._ops.OpOverload, kernel: Callable[..., Any]) -> Callable[..., Any]:
@@ -162,7 +151,7 @@ def derive(variant: torch._ops.OpOverload, kernel: Callable[..., Any]) -> Callab
 
     A kernel with set-up (`Prepared`) has it in the variant, too.
     """
-    outs = _out_names(variant)
+    outs = out_names(variant)
 
     def derived(*arguments: Any, **keywords: Any) -> Any:
         targets = [keywords.pop(name) for name in outs] or [arguments[0]]
@@ -186,7 +175,7 @@ def computed_by(prepared: Prepared) -> Any:
     return prepared.results(returned) if prepared.results is not None else returned
 
 
-def _overloads(operator: str) -> list[torch._ops.OpOverload]:
+def overloads(operator: str) -> list[torch._ops.OpOverload]:
     packet = getattr(torch.ops.aten, operator, None)
     return [getattr(packet, name) for name in packet.overloads()] if packet is not None else []
 
@@ -196,12 +185,8 @@ def _inputs(overload: torch._ops.OpOverload) -> list[tuple[str, str]]:
     return [(each.name, str(each.type)) for each in arguments if not each.is_out]
 
 
-def _out_names(overload: torch._ops.OpOverload) -> list[str]:
+def out_names(overload: torch._ops.OpOverload) -> list[str]:
     return [each.name for each in overload._schema.arguments if each.is_out]
-
-
-def _out_types(overload: torch._ops.OpOverload) -> list[str]:
-    return [str(each.type) for each in overload._schema.arguments if each.is_out]
 
 
 def _is_in_place(overload: torch._ops.OpOverload) -> bool:

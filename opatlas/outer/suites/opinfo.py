@@ -328,7 +328,8 @@ def variant_call(variant: torch._ops.OpOverload, call: aten.Call, results: Seque
     An out variant writes into tensors like these results, filled with NaN or ones.
     """
     outs = [torch.full_like(each, torch.nan if each.is_floating_point() else 1) for each in results]
-    return aten.Call(variant, call.positional, {**call.keywords, **aten.out_arguments(variant, outs)})
+    written = zip(aten.out_names(variant), outs, strict=False)
+    return aten.Call(variant, call.positional, {**call.keywords, **dict(written)})
 
 
 def _case(

@@ -196,8 +196,7 @@ def _waits_for_others(timeline: LaunchTimeline) -> np.ndarray:
 def _gaps_us(timeline: LaunchTimeline, pieces: Iterable[np.ndarray]) -> np.ndarray:
     """Returns the time between each launch of a piece and the next one; 0 where both overlap."""
     gaps = [(timeline.start_ns[each[1:]] - timeline.end_ns[each[:-1]]) / 1000 for each in pieces]
-    found: np.ndarray = np.maximum(np.concatenate([np.zeros(0), *gaps]), 0)
-    return found
+    return np.maximum(np.concatenate([np.zeros(0), *gaps]), 0)
 
 
 def _saved_us(gaps: np.ndarray) -> tuple[float, float]:

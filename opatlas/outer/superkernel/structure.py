@@ -300,8 +300,7 @@ def _steps_of_layers(timeline: LaunchTimeline, layers: Sequence[Layer], in_seque
         for before, after in pairwise(runs):
             end, start = layers[before[-1]].stop, layers[after[0]].start
             numbers[end + int(timeline.idle_us[end : start + 1].argmax()) :] += 1
-    found: list[int] = numbers.tolist()
-    return found
+    return numbers.tolist()
 
 
 def phase_of(kernels: Iterable[tuple[str, str]]) -> StepPhase:

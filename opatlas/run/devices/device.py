@@ -347,8 +347,7 @@ def open_device(spec: DeviceSpec, settings: MeasureSettings) -> Device:
         OpAtlasError: the device does not exist here; the message names a remedy.
     """
     module, _, name = (spec.opener or kind_named(spec.kind).opener).partition(":")
-    device: Device = getattr(import_module(module), name)(spec, settings)
-    return device
+    return getattr(import_module(module), name)(spec, settings)
 
 
 def probe(device: torch.device) -> None:

@@ -359,7 +359,7 @@ def import_torch_npu() -> ModuleType:
         if error.name is None:
             raise TorchNpuMissing(_import_message(f"{error}")) from error
         missing = f"torch_npu needs the package {error.name}"
-        raise TorchNpuMissing(f"{missing}: pip install {_distribution(error.name)}") from None
+        raise TorchNpuMissing(f"{missing}: pip install {'pyyaml' if error.name == 'yaml' else error.name}") from None
     except Exception as error:
         raise TorchNpuMissing(_import_message(f"{error}")) from error
 
@@ -401,8 +401,3 @@ def set_env_scripts() -> list[Path]:
 
 def _torch() -> str:
     return public_version(package_version("torch") or "")
-
-
-def _distribution(module: str) -> str:
-    """Returns the name of a module's package for pip."""
-    return {"yaml": "pyyaml"}.get(module, module)

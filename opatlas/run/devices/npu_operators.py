@@ -27,7 +27,7 @@ OR = " or "
 
 
 def resolve_npu_call(name: str) -> Callable[..., Any]:
-    """Returns the function of a name such as "torch_npu.npu_rms_norm"; of several names the first existing function.
+    """Returns the function of a name such as "torch_npu.npu_rms_norm"; of several names the first that takes the call.
 
     Raises:
         Unsupported: no function has that name, for instance because a custom operator is not registered.
@@ -36,12 +36,12 @@ def resolve_npu_call(name: str) -> Callable[..., Any]:
     if not others:
         return _function(name)
     try:
-        return _function(first)
+        return _function(first, others)
     except Unsupported:
         return resolve_npu_call(others)
 
 
-def _function(name: str) -> Callable[..., Any]:
+def _function(name: str, others: str = "") -> Callable[..., Any]:
     import torch
 
     package, *path = name.split(".")
@@ -49,21 +49,34 @@ def _function(name: str) -> Callable[..., Any]:
         call: Callable[..., Any] = operator.attrgetter(".".join(path))(importlib.import_module(package))
     except (ModuleNotFoundError, AttributeError) as error:
         raise Unsupported(f"{name} does not exist: {error}") from None
-    return _adapt_to_version(name, call) if isinstance(call, torch._ops.OpOverloadPacket) else call
+    return _adapt_to_version(name, call, others) if isinstance(call, torch._ops.OpOverloadPacket) else call
 
 
-def _adapt_to_version(name: str, operator: Any) -> Callable[..., Any]:
+#: Arguments that a second version of an operator calls by other names.
+_RENAMED = {
+    "actual_seq_lengths": "actual_seq_qlen",
+    "actual_seq_lengths_kv": "actual_seq_kvlen",
+    "num_heads": "num_query_heads",
+    "scale": "softmax_scale",
+    "softmax_lse_flag": "return_softmax_lse",
+}
+
+
+def _adapt_to_version(name: str, operator: Any, others: str) -> Callable[..., Any]:
     """Returns a function that calls a custom operator with the arguments that its installed version takes.
 
     Replays pass the arguments of later versions by name. An earlier version is called without its unknown arguments,
-    which must be None or empty.
+    which must be None or empty: else the others are called.
     """
     schemas = [getattr(operator, overload)._schema for overload in operator.overloads()]
     known = {argument.name for schema in schemas for argument in schema.arguments}
 
-    def call(*arguments: Any, **keywords: Any) -> Any:
+    def call(*arguments: Any, **named: Any) -> Any:
+        keywords = {word if word in known else _RENAMED.get(word, word): value for word, value in named.items()}
         unknown = keywords.keys() - known
         wanted = sorted(word for word in unknown if keywords[word] is not None and not _is_empty_list(keywords[word]))
+        if wanted and others:
+            return resolve_npu_call(others)(*arguments, **named)
         if wanted:
             raise Unsupported(f"the installed {name} takes no {' and no '.join(wanted)}")
         return operator(*arguments, **{word: value for word, value in keywords.items() if word in known})
@@ -239,6 +252,8 @@ _REGISTERED_BY: Mapping[str, Callable[[], tuple[str, str]]] = {
         _register_triton, "vllm_ascend.ops.triton.linearnorm.split_qkv_rmsnorm_rope"
     ),
     "vllm_ascend.ops.triton.rope.": partial(_register_triton, "vllm_ascend.ops.triton.rope"),
+    "vllm_ascend.ops.triton.reject_sample.": partial(_register_triton, "vllm_ascend.ops.triton.reject_sample"),
+    "fla_npu.": lambda: (_import_error("fla_npu.ops.ascendc"), "install flash-linear-attention-npu for this CANN"),
     "torch.ops.vllm.npu_rotary_embedding": partial(_register_triton, "vllm_ascend.ops.register_custom_ops"),
 }
 

@@ -69,7 +69,7 @@ class Nvml:
             {
                 "driver": nvml.nvmlSystemGetDriverVersion,
                 "nvml": nvml.nvmlSystemGetNVMLVersion,
-                "driver_cuda": lambda: _as_version(nvml.nvmlSystemGetCudaDriverVersion()),
+                "driver_cuda": lambda: "{}.{}".format(*divmod(nvml.nvmlSystemGetCudaDriverVersion() // 10, 100)),
                 "vbios": lambda: nvml.nvmlDeviceGetVbiosVersion(gpu),
                 "max_sm_clock_mhz": lambda: nvml.nvmlDeviceGetMaxClockInfo(gpu, nvml.NVML_CLOCK_SM),
                 "max_memory_clock_mhz": lambda: nvml.nvmlDeviceGetMaxClockInfo(gpu, nvml.NVML_CLOCK_MEM),
@@ -133,10 +133,6 @@ def _handle(library: Any, name: str) -> Any:
         if library.nvmlDeviceGetUUID(handle).startswith(name):
             return handle
     return library.nvmlDeviceGetHandleByUUID(name)
-
-
-def _as_version(number: int) -> str:
-    return f"{number // 1000}.{number % 1000 // 10}"
 
 
 @dataclass(frozen=True)

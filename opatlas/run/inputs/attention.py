@@ -16,6 +16,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from opatlas.row import columns as col
+from opatlas.row.attention import PRE_TOKENS, WINDOW
 from opatlas.row.errors import Unsupported
 from opatlas.row.slots import FP8
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 QUERY, KEY, VALUE, MASK = 0, 1, 2, 4
 QUERY_LENGTHS, KV_LENGTHS, BLOCK_TABLE = 5, 6, 14
-QUERY_ROPE, KEY_ROPE = 24, 25
+QUERY_ROPE, KEY_ROPE, SINK = 24, 25, 28
 
 #: CANN's names of the input slots.
 _NAMES = (
@@ -34,7 +35,7 @@ _NAMES = (
     "key_shared_prefix value_shared_prefix actual_shared_prefix_len query_rope key_rope key_rope_antiquant_scale "
     "dequant_scale_query learnable_sink q_start_idx kv_start_idx"
 )
-_USED = {QUERY, KEY, VALUE, MASK, QUERY_LENGTHS, KV_LENGTHS, BLOCK_TABLE, QUERY_ROPE, KEY_ROPE}
+_USED = {QUERY, KEY, VALUE, MASK, QUERY_LENGTHS, KV_LENGTHS, BLOCK_TABLE, QUERY_ROPE, KEY_ROPE, SINK}
 
 #: Queries and keys are uniform in -2 ... 2. The scores then have a standard deviation of 4 / 3: no single key decides
 #: a result, and a missing key shows.
@@ -45,7 +46,7 @@ _LENGTHS = (
     f"fill {col.RUNTIME_PREFIX}actual_seq_lengths_values and {col.RUNTIME_PREFIX}actual_seq_lengths_kv_values with "
     f"opatlas ingest --attention-records (docs/captures.md), or correct the shapes"
 )
-#: The mask that means a causal mask of any lengths (sparse_mode 2 and 3).
+#: The mask that means a causal mask of any lengths, or a window (sparse_mode 2 to 4).
 CAUSAL_MASK = (2048, 2048)
 
 Shape = tuple[int, ...]
@@ -59,11 +60,13 @@ class AttentionCall:
         keywords: the arguments by name. input_layout is "TND" (tokens, heads, D), or "BNSD_NBSD": queries (batch,
             heads, S, D), results (heads, batch, S, D). actual_seq_lengths are cumulative numbers of queries, None for
             BNSD_NBSD; actual_seq_lengths_kv numbers of keys, of each sequence for keys in pages, else cumulative.
-            sparse_mode 3 is causal, the last tokens of queries and keys aligned; 0 is no mask.
+            sparse_mode 3 is causal, the last tokens of queries and keys aligned; 0 is no mask; with 4 a query sees its
+            own key and `pre_tokens` before it.
         rope: whether there is a rope part (slots 24 and 25).
         mask_dtype: the profiler's name of the dtype of the mask; "" for a call without a mask.
         table: shape of the block table; None for keys without pages.
         used_blocks: number of blocks of the table that each sequence uses; () without a table.
+        sinks: about the log-sum-exp of the most scores of a query, as large as which sinks count; None without sinks.
     """
 
     keywords: dict[str, Any]
@@ -71,6 +74,7 @@ class AttentionCall:
     mask_dtype: str
     table: tuple[int, int] | None
     used_blocks: list[int]
+    sinks: float | None = None
 
 
 def split_evenly(total: int, count: int) -> list[int]:
@@ -154,7 +158,7 @@ class _AttentionReader:
         self.expect_dtypes()
         query, key, value = (self.needed(slot) for slot in (QUERY, KEY, VALUE))
         heads = self.agreed("num_heads", query[1], "slot 0 has {} heads")
-        has_mask = self.shape(MASK) is not None or self.recorded_mode() == 3
+        has_mask = self.shape(MASK) is not None or self.recorded_mode() in (3, WINDOW)
         self.expect(layout != "TND" or table is None or has_mask, "keys in pages and queries TND need a mask in slot 4")
         kv_heads, block_size = self.cache(table, key, value, query[-1])
         self.expect(
@@ -172,11 +176,17 @@ class _AttentionReader:
             _LENGTHS,
         )
         self.expect(
-            sparse_mode != 3 or all(k >= q for q, k in zip(queries, keys, strict=True)),
+            not sparse_mode or all(k >= q for q, k in zip(queries, keys, strict=True)),
             f"with a causal mask, a sequence has more queries than keys (queries {queries}, keys {keys})",
             _LENGTHS,
         )
         second = self.row.output_slots[1] if len(self.row.output_slots) > 1 else None
+        with_lse = second is not None and second.shape not in ((), (0,), (1,))
+        sinks = self.shape(SINK)
+        fits = sinks is None or (sinks == (heads,) and not with_lse and not rope)
+        self.expect(
+            fits, f"slot 28 (learnable_sink) is replayed with a number for each of {heads} heads, and slot 0 alone"
+        )
         keywords = {
             "actual_seq_lengths": list(accumulate(queries)) if layout == "TND" else None,
             "actual_seq_lengths_kv": keys if table else list(accumulate(keys)),
@@ -186,9 +196,14 @@ class _AttentionReader:
             "num_key_value_heads": kv_heads,
             "sparse_mode": sparse_mode,
             "block_size": block_size,
-            "softmax_lse_flag": second is not None and second.shape not in ((), (0,), (1,)),
+            "softmax_lse_flag": with_lse,
         }
-        return AttentionCall(keywords, rope > 0, self.mask_dtype(sparse_mode), table, blocks)
+        seen, before = max(keys), self.row.runtime_number("pre_tokens")
+        if sparse_mode == WINDOW and before is not None:
+            keywords |= {"pre_tokens": before, "next_tokens": 0}
+            seen = min(seen, before + 1)
+        size = None if sinks is None else math.log(seen) + 0.9
+        return AttentionCall(keywords, rope > 0, self.mask_dtype(sparse_mode), table, blocks, size)
 
     def layout(self) -> str:
         query = self.needed(QUERY)
@@ -263,12 +278,16 @@ class _AttentionReader:
         mask, recorded = self.shape(MASK), self.recorded_mode()
         mode = recorded if recorded is not None else (0 if mask is None else 3)
         column, remedy = col.RUNTIME_PREFIX + "sparse_mode", "correct it, if it is wrong"
-        self.row.expect(mode in (0, 3), column, "only 0 (no mask) and 3 (causal) are replayed", remedy)
+        self.row.expect(
+            mode in (0, 3, WINDOW), column, "only 0 (no mask), 3 (causal) and 4 (a window) are replayed", remedy
+        )
+        known = mode != WINDOW or self.row.runtime_number("pre_tokens") is not None
+        self.row.expect(known, PRE_TOKENS, f"sparse_mode {mode} has a window, whose size is missing", "fill it")
         self.expect(
             mask is None or (mask[-2:] == CAUSAL_MASK and math.prod(mask[:-2]) == 1),
             "slot 4 (atten_mask) must have the shape 2048,2048, which means a causal mask",
         )
-        applied = mask is None or mode == 3
+        applied = mask is None or mode > 0
         self.row.expect(
             applied, column, "slot 4 holds a causal mask, and sparse_mode 0 does not apply it", "correct it"
         )
@@ -286,7 +305,7 @@ class _AttentionReader:
         return dtype
 
     def expect_dtypes(self) -> None:
-        named = (QUERY, KEY, VALUE, QUERY_ROPE, KEY_ROPE)
+        named = (QUERY, KEY, VALUE, QUERY_ROPE, KEY_ROPE, SINK)
         dtypes = {slot: self.row.input_slots[slot].dtype for slot in named if self.shape(slot)}
         found, cached = {*dtypes.values()}, {dtypes.get(KEY), dtypes.get(VALUE)}
         if len(cached) == 1 and cached <= FP8 and self.table() and KEY_ROPE not in dtypes:

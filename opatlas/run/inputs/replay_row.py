@@ -182,8 +182,7 @@ class ReplayRow(RowSlots):
             return tensor
         import torch_npu
 
-        cast: torch.Tensor = torch_npu.npu_format_cast(tensor, _ACL_FORMATS[name])
-        return cast
+        return torch_npu.npu_format_cast(tensor, _ACL_FORMATS[name])
 
     def numbers(self, slot: int, values: Sequence[int]) -> torch.Tensor:
         """Returns these numbers in the dtype of the input slot: lengths of sequences, for instance."""

@@ -87,7 +87,7 @@ def count_collectives_once(
     """
     if not is_communication(kernel_type):
         return calls, ""
-    own = [[launch for launch in call if _is_collective(launch)] for call in calls]
+    own = [[each for each in call if is_communication(each.kernel_type) and not _carries(each)] for call in calls]
     if any(own):
         # A call without the collective becomes empty, because its duration is not known.
         return own, ""
@@ -99,10 +99,6 @@ def count_collectives_once(
         f"the profile has no {kernel_type} launch: the duration is that of {', '.join(names)}, which carries it"
     )
     return [[replace(launch, kernel_type=kernel_type) for launch in call] for call in carriers], assumption
-
-
-def _is_collective(launch: Launch) -> bool:
-    return is_communication(launch.kernel_type) and not _carries(launch)
 
 
 def _carries(launch: Launch) -> bool:
@@ -281,7 +277,7 @@ def own_kernel(kernel_type: str, row: Mapping[str, str], found: ProfiledSamples)
             continue
         if len({len(fitting) for fitting in own}) > 1:
             return NoSamples(f"samples of the same call launched {name} with other tensors")
-        if len(own[0]) > 1 and not _is_recorded(own[0][0][0]):
+        if len(own[0]) > 1 and not any(split_cell(own[0][0][0].cells.get(INPUT_SHAPES, ""))):
             return NoSamples(f"the call launches {name} {len(own[0])} times, and the profile has the tensors of none")
         return _samples(own, calls, assumptions, None if name == kernel_type else name)
     if differences:
@@ -333,10 +329,6 @@ def _closest_launches(compared: _Compared) -> _Compared:
     fitting = [each for each in compared if not each[1].difference]
     least = min((len(comparison.assumptions) for _, comparison in fitting), default=0)
     return [each for each in fitting if len(each[1].assumptions) == least]
-
-
-def _is_recorded(launch: Launch) -> bool:
-    return any(split_cell(launch.cells.get(INPUT_SHAPES, "")))
 
 
 def _samples(

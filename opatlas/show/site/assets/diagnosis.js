@@ -23,11 +23,11 @@
   function diagnosisPage(overview, name, state) {
     const { diagnosis } = overview;
     if (!diagnosis) return [h("h1", {}, t("there is no such page"))];
-    const titles = ["verdict", "rows", "share of the time", "what to do first"].map((title, i) => ({ title, number: i === 1 || i === 2 }));
+    const titles = ["verdict", "rows", "share of the time", "what to do first"].map((title, i) => ({ title, number: i === 1 || i === 2, sentences: i === 3 }));
     const lines = diagnosis.verdicts.map((each) => [t(each.verdict), number(each.rows), `${(each.duration_us / diagnosis.time_us * 100).toFixed(1)} %`, t(each.advice.what)]);
     const columns = new opatlas.Columns(diagnosis.table), link = (row) => rowLink(columns.get("kernel_type", row), columns.get("id", row), columns.get("implementation", row));
     const shown = [{ name: "id", title: "row", long: true, link }, { name: "kernel_type", title: "kernel type" }, { name: "verdict", title: "verdict" },
-      { name: "duration_us", title: "duration", unit: "µs" }, { name: "launches", title: "launches" }, { name: "time_us", title: "time of all launches", unit: "µs" },
+      { name: "duration_us", title: "duration", unit: "µs" }, ...(diagnosis.counted ? [{ name: "launches", title: "launches" }, { name: "time_us", title: "time of all launches", unit: "µs" }] : []),
       { name: "roofline", title: "roofline share", unit: "%" }, { name: "lost_us", title: "time lost", unit: "µs" },
       { name: "implementation", title: "implementation" }, { name: "origin", title: "source" }, { name: "device", title: "device" }];
     const table = new opatlas.Table({ columns, shown, searched: ["id", "kernel_type"], state, changed: () => opatlas.keep(state),

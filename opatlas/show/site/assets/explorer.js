@@ -48,7 +48,7 @@
     if (point.why) return [h("p", { class: "headline" }, t("does not run")), h("p", { class: "faint" }, point.why)];
     const missing = partsOf(answers, point).filter((part) => part.us === null);
     if (missing.length) return [h("p", { class: "headline" }, t("no total")), h("p", {}, `${t("parts without rows")}: ${[...new Set(missing.map((part) => `${part.part} (${part.kernel_type})`))].join(", ")}`)];
-    return [h("p", { class: "headline" }, milliseconds(point.us), h("span", { class: "faint" }, ` ${milliseconds(point.low)} – ${milliseconds(point.high)} (${t("90 % interval")}) · ${number(Math.round(point.tokens_per_s))} ${t("tokens/s")}`)),
+    return [h("p", { class: "headline" }, milliseconds(point.us), " ", h("span", { class: "faint" }, `${milliseconds(point.low)} – ${milliseconds(point.high)} (${t("90 % interval")}) · ${number(Math.round(point.tokens_per_s))} ${t("tokens/s")}`)),
       h("p", { class: "faint" }, point.sum < point.us ? `${t("kernels")} ${milliseconds(point.sum)}, ${t("gaps between them, and their place in the step")} ${milliseconds(point.us - point.sum)}`
         : t("sum: one kernel after another, no gaps between launches, nothing overlaps"))];
   };

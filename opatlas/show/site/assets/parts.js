@@ -20,10 +20,10 @@
   const rowLink = (type, id, by = "") => `${typeLink(type)}?row=${encodeURIComponent(id)}${by && "&by=" + encodeURIComponent(by)}`;
 
   function smallTable(titles, rows) {
-    const numeric = titles.map((title) => title.number ? "number" : null);
+    const kinds = titles.map((title) => title.number ? "number" : title.sentences ? "sentences" : null);
     return h("div", { class: "scroll" }, h("table", {},
-      h("thead", {}, h("tr", {}, ...titles.map((each, i) => h("th", { scope: "col", class: numeric[i] }, t(each.title) + (each.unit ? ` (${each.unit})` : ""))))),
-      h("tbody", {}, ...rows.map((row) => h("tr", {}, ...row.map((cell, i) => h("td", { class: numeric[i] }, cell)))))));
+      h("thead", {}, h("tr", {}, ...titles.map((each, i) => h("th", { scope: "col", class: kinds[i] }, t(each.title) + (each.unit ? ` (${each.unit})` : ""))))),
+      h("tbody", {}, ...rows.map((row) => h("tr", {}, ...row.map((cell, i) => h("td", { class: kinds[i] }, cell)))))));
   }
 
   const facts = (pairs) => h("dl", { class: "facts" }, ...pairs.filter(([, value]) => value !== "" && value !== null && value !== undefined)

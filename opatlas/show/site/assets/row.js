@@ -88,8 +88,8 @@
       return columns.isNumber(each.name) ? number(value) + (each.unit && value !== null ? " " + each.unit : "") : t(value);
     };
     const told = ["quality", "implementation", "device", "cache", "instrument"].map(get).filter(Boolean).map((word) => t(word)).join(" · ");
-    const headline = us === null || us === "" ? h("p", { class: "headline" }, t(get("status"))) : h("p", { class: "headline" }, `${number(us)} µs`,
-      get("interval") ? h("span", { class: "faint" }, ` ± ${get("interval").toPrecision(2)} % (${t("90 % interval")})`) : null);
+    const headline = us === null || us === "" ? h("p", { class: "headline" }, t(get("status"))) : h("p", { class: "headline" }, `${number(us)} µs `,
+      get("interval") ? h("span", { class: "faint" }, `± ${get("interval").toPrecision(2)} % (${t("90 % interval")})`) : null);
     const asked = us === null || us === "" ? "" : command(overview, type, columns, row);
     const copy = h("button", { type: "button", onclick: () => navigator.clipboard && navigator.clipboard.writeText(asked).then(() => { copy.textContent = t("copied"); }, () => {}) }, t("copy"));
     return h("section", { class: "row", "aria-label": t("row") }, h("h2", {}, h("a", { href: link }, id)), headline, h("p", { class: "faint" }, told),
