@@ -293,3 +293,72 @@ def test_linear_index(row, replay):
     indices, updates = row.indices(0, sizes[-1], along=len(sizes) - 1), impl.arange(prod(sizes), device=row.device)
     arguments = [row.filled(sizes, "INT64", -1), len(sizes) - 1, indices.long(), updates.reshape(sizes)]
     replay(impl.scatter_, *arguments, mutates=[0], output_slots=[None], expected=formulas.scatter_elements)
+
+
+#: The most drafted tokens of a sequence, for which vLLM's kernel is compiled.
+_MOST_DRAFTS = 128
+
+
+@replays("expand_kernel", npu="vllm_ascend.ops.triton.reject_sample.expand_triton")
+def test_expand(row, replay, custom_opp):
+    """Reads the slots numbers (B), ends of the drafts of each sequence (B); writes the number of each drafted token."""
+    row.expect_inputs(2)
+    batch, tokens = row.sizes("batch; batch -> tokens")
+    fits = tokens <= _MOST_DRAFTS * batch
+    row.expect(fits, OUTPUT_SHAPES, f"{batch} sequences have more than {_MOST_DRAFTS} drafted tokens each")
+    row.assume("the drafts are spread evenly")
+    ends = row.numbers(1, [(i + 1) * tokens // batch for i in range(batch)])
+    operands = batch, row.destination(), row.integers(0, 0, 3), ends, 0, 1, _MOST_DRAFTS
+    replay(impl.expand_triton, *operands, overwrites=[1], expected=formulas.expand)
+
+
+@replays("prepare_inputs_padded_kernel", npu="opatlas.bench.implementations.torch.prepare_inputs_padded")
+def test_prepare_inputs_padded(row, replay):
+    """Reads the slots ends of drafts (B), valid tokens (B), starts (B + 1); writes last valid tokens, rejected ones."""
+    row.expect_inputs(3)
+    batch, starts = row.sizes("batch; batch; starts -> batch; batch")
+    row.expect(starts == batch + 1, INPUT_SHAPES, f"slot 2 must have {batch + 1} starts")
+    row.assume("three drafted tokens of each sequence but the first, which has none")
+    ends, starts = row.numbers(0, range(0, 3 * batch, 3)), row.numbers(2, [0, *range(1, 4 * batch, 4)])
+    replay(impl.prepare_inputs_padded, ends, row.integers(1, 1, 4), starts, expected=formulas.prepare_inputs_padded)
+
+
+@replays("rejection_random_sample_kernel", npu="opatlas.bench.implementations.torch.rejection_random_sample")
+def test_rejection_random_sample(row, replay):
+    """Reads the slots ends of drafts (B), drafted tokens (B S), probabilities (B S, V); writes tokens (B, S + 1).
+
+    The last slot is a bonus token (B, 1), or probabilities of the target: those of the draft come before them. Triton
+    tells a profiler of Ascend the first five tensors of a call; the other ones are drawn.
+    """
+    row.expect_inputs(4)
+    batch, tokens, vocabulary, last, width = row.sizes("batch; tokens; tokens,vocabulary; *last -> batch,width")
+    fits = last in ((batch, 1), (tokens, vocabulary))
+    row.expect(fits, INPUT_SHAPES, f"slot 3 must be {(batch, 1)} or {(tokens, vocabulary)}")
+    draft, target, drafted = _drafts(row, batch, width - 1, last[-1] > 1)
+    bonus, recovered, uniform = row.indices(1, vocabulary, shape=(batch, 1)), row.indices(1, vocabulary), (tokens,)
+    given = draft, target, bonus, recovered, row.tensor(2, 0.0, 1.0, shape=uniform)
+    replay(impl.rejection_random_sample, drafted, *given, expected=formulas.rejection_random_sample)
+
+
+@replays("sample_recovered_tokens_kernel", npu="opatlas.bench.implementations.torch.sample_recovered_tokens")
+def test_sample_recovered_tokens(row, replay):
+    """Reads slots as `test_rejection_random_sample`, without a bonus token; writes tokens (B S), and what it read.
+
+    The noise of each sequence (B, V) is drawn.
+    """
+    row.expect_inputs(3, 4)
+    batch, tokens, vocabulary = row.sizes("batch; tokens; tokens,vocabulary; ?tokens,vocabulary -> tokens")
+    draft, target, drafted = _drafts(row, batch, tokens // max(batch, 1), row.has(3))
+    noise = row.tensor(2, 0.1, 2.0, shape=(batch, 1, vocabulary)).expand(-1, tokens // batch, -1)
+    operands, expected = (drafted, draft, target, noise), formulas.sample_recovered_tokens
+    replay(impl.sample_recovered_tokens, *operands, output_slots=[0], expected=expected)
+
+
+def _drafts(row, batch, drafts, is_given):
+    """Returns probabilities by the draft, None where it is sure, those by the target, and the drafted tokens."""
+    tokens, vocabulary = row.shape(2)
+    fits = tokens == batch * drafts > 0
+    row.expect(fits, INPUT_SHAPES, f"the {tokens} drafted tokens are not {drafts} of each of {batch} sequences")
+    row.assume("all sequences have as many drafts, and none is greedy")
+    draft = row.tensor(2, 0.1, 1.0) if is_given else None
+    return draft, row.tensor(2, 0.0, 1.0), row.indices(1, vocabulary)

@@ -1,4 +1,4 @@
-"""Replays of linear attention: the gated delta rule, the kernels around it, and Mamba2's step.
+"""Replays of linear attention: the gated delta rule, the kernels around it, and Mamba2.
 
 The lengths of sequences are on the device: they are assumed to be equal. The Triton kernels are functions of
 vllm-ascend that register no operator: an NPU is given torch's own.
@@ -83,6 +83,24 @@ def test_chunk_gated_delta_rule(row, replay):
     )
 
 
+@replays("ChunkKdaFwd", npu="fla_npu.ops.ascendc.chunk_kda_fwd")
+def test_chunk_kda(row, replay):
+    """Reads the slots of tokens, whose first axis is heads, with decays before beta; a state of each sequence, starts.
+
+    Source: flash-linear-attention-npu, chunk_kda_fwd_def.cpp. The last slot has the numbers of chunks.
+    """
+    row.expect_slots((*range(5), 7, 8), [9])
+    layout = "of_keys,tokens,depth; of_keys,tokens,depth; heads,tokens,width; heads,tokens,depth; heads,tokens; ; ; "
+    sizes = row.sizes(f"{layout}sequences,heads,width,depth; starts")
+    key_heads, tokens, key_width, heads, _, sequences, starts = sizes
+    _expect_sequences(row, tokens, sequences, key_heads, heads)
+    row.expect(starts == sequences + 1, INPUT_SHAPES, f"slot 8 must have {sequences + 1} starts")
+    given = *_tensors(row, key_width), row.tensor(3, -0.1, 0.0), row.tensor(4, 0.1, 1.0), key_width**-0.5, 64
+    how = {"layout": "NTD", "output_final_state": True, "state_v_first": True, "output_slots": range(2)}
+    how |= {"initial_state": row.tensor(7), "cu_seqlens": list(range(0, tokens + 1, tokens // sequences))}
+    replay(impl.chunk_kda_fwd, *given, **how, expected=formulas.chunk_kda_fwd)
+
+
 @replays("CausalConv1d", npu="torch.ops._C_ascend.npu_causal_conv1d_custom")
 def test_causal_conv1d(row, replay, custom_opp):
     """Reads the slots x (T, C), weight (K, C), bias (C), states, starts of sequences, their places, initial states.
@@ -156,3 +174,21 @@ def test_selective_state_update(row, replay):
         output_slots={0: 0, "state": 1},
         expected=formulas.selective_state_update,
     )
+
+
+@replays("mamba_chunk_scan_combined_varlen", npu="opatlas.bench.implementations.torch.mamba_chunk_scan")
+def test_mamba_chunk_scan(row, replay):
+    """Reads the slots x (T, heads, P), dt, A, B and C (T, groups, N), starts, D, bias, a state of each sequence.
+
+    The call of vLLM of this name launches five Triton kernels, which a profiler tells one by one.
+    """
+    row.expect_inputs(9)
+    layout = (
+        "tokens,heads,features; tokens,heads; heads; tokens,groups,width; tokens,groups,width; starts; heads; heads"
+    )
+    tokens, heads, _, groups, _, starts, sequences = row.sizes(f"{layout}; sequences,heads,features,width")
+    _expect_sequences(row, tokens, sequences, groups, heads)
+    row.expect(starts == sequences + 1, INPUT_SHAPES, f"slot 5 must have {sequences + 1} starts")
+    x, dt, decay = row.tensor(0), row.tensor(1, -4.0, 1.0), row.tensor(2, -4.0, -0.5)
+    others = (row.tensor(slot) for slot in (3, 4, 6, 7, 8))
+    replay(impl.mamba_chunk_scan, x, dt, decay, *others, expected=formulas.mamba_chunk_scan)

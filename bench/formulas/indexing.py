@@ -225,3 +225,42 @@ def histogram(at: At, x: Tensor, bins: int, least: float, largest: float) -> Ten
     """Counts the numbers of each of `bins` equal intervals; the last one has its upper end, too (aclnnHistc)."""
     place = ((to_float64(x.reshape(1, -1)) - least) * bins / (largest - least)).floor().clamp(max=bins - 1)
     return (place == at[0].unsqueeze(-1)).sum(dim=-1)
+
+
+@per_element(exact=True)
+def expand(at: At, batch: int, y: Tensor, x: Tensor, ends: Tensor, replace_from: int, by: int, most: int) -> Tensor:
+    """Takes x of the sequence of each token: the number of sequences that end at it or before."""
+    found = x[(ends.unsqueeze(-1) <= at[0]).sum(dim=0)]
+    return found.masked_fill(found == replace_from, by)
+
+
+@per_element(exact=True)
+def prepare_inputs_padded(at: At, ends: Tensor, valid: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
+    """Counts a sequence's drafts and one token more, less those that are valid; of no drafts none is rejected."""
+    drafts = ends[at] - ends[at[0] - 1] * (at[0] > 0)
+    rejected = (drafts + 1 - valid[at]) * (drafts > 0)
+    return starts[at[0] + 1] - 1 - rejected, rejected
+
+
+@per_row("bonus", "drafted", "draft", "target", "recovered", "uniform")
+def rejection_random_sample(
+    drafted: Tensor, draft: Tensor | None, target: Tensor, bonus: Tensor, recovered: Tensor, uniform: Tensor
+) -> Tensor:
+    """Accepts tokens with p / q of at least a uniform number, up to the first other one (Leviathan et al. 2023)."""
+    lines, found = torch.arange(len(bonus), device=bonus.device), bonus
+    for j in reversed(range(drafted.shape[1])):
+        place = lines, drafted[:, j] + j * (target.shape[1] // drafted.shape[1])
+        accepted = target[place] >= uniform[:, j] * (1 if draft is None else draft[place])
+        first, rest = drafted[:, j] * accepted + recovered[:, j] * ~accepted, found.masked_fill(~accepted[:, None], -1)
+        found = torch.hstack([first[:, None], rest])
+    return found
+
+
+@per_row("target", "drafted", "draft", "noise")
+def sample_recovered_tokens(drafted: Tensor, draft: Tensor | None, target: Tensor, noise: Tensor) -> Picks:
+    """Picks the largest max(p - q, 0) / noise, which is exponential; without q the drafted token is left out."""
+    left = (
+        target * (torch.arange(target.shape[1], device=target.device) != drafted) if draft is None else target - draft
+    )
+    score = left * (left > 0) / noise
+    return Picks(score, score.amax(dim=-1, keepdim=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ def _after_tokens(
     begin: Callable[[int, Tensor], Tensor],
     *decays: Tensor | None,
     elements: int,
+    corrects: bool = True,
 ) -> Iterator[tuple[int, list[tuple[int, int]], Tensor, Tensor]]:
     """Yields for each token of drawn heads the sequence, token and heads, states S (H, Dv, Dk), results (H, Dv).
 
@@ -29,6 +31,7 @@ def _after_tokens(
         tensors: queries, keys, values, beta.
         begin: returns the state of some heads before the first token of a sequence.
         elements: the results of a token and a head that are checked.
+        corrects: whether a value counts less what the state has for its key.
     """
     query, key, value, beta = tensors
     heads, longest = value.shape[1], max(lengths)
@@ -42,7 +45,7 @@ def _after_tokens(
             q, k = (x[t, of_keys].double().unsqueeze(-2) for x in (query, key))
             for g in decays:
                 s = s if g is None else s * g[t, own].double().exp().reshape(len(own), 1, -1)
-            error = value[t, own].double() - (s * k).sum(dim=-1)
+            error = value[t, own].double() - (s * k).sum(dim=-1) * corrects
             s = s + (beta[t, own].double().unsqueeze(-1) * error).unsqueeze(-1) * k
             yield sequence, [(t, n) for n in drawn], s, scale * (s * q).sum(dim=-1)
 
@@ -92,6 +95,23 @@ def recurrent_gated_delta_rule(
 _STEPS_OF_CHUNKS = 4
 
 
+def _of_prompts(
+    draw: Draw, tensors: Sequence[Tensor], state: Tensor, scale: float, g: Tensor, corrects: bool = True
+) -> tuple[At, Tensor, Part]:
+    """Returns places, their results, and the states after the last token of each sequence; all have one length."""
+    lengths, elements = [len(tensors[0]) // len(state)] * len(state), tensors[2].shape[-1]
+    at, outs, last = [], [], {}
+    how: dict[str, Any] = {"elements": elements, "corrects": corrects}
+    for sequence, places, s, o in _after_tokens(draw, tensors, lengths, scale, lambda *own: state[own], g, **how):
+        at += places
+        outs.append(o)
+        # Those of the last token stay.
+        last[sequence] = [(sequence, n) for _, n in places], s
+    ends, states = zip(*last.values(), strict=True)
+    stored = Part(_index(list(chain(*ends)), state.device), torch.cat(states), steps=_STEPS_OF_CHUNKS)
+    return _index(at, state.device), torch.cat(outs), stored
+
+
 @parts()
 def chunk_gated_delta_rule(
     draw: Draw,
@@ -106,18 +126,25 @@ def chunk_gated_delta_rule(
     g: Tensor,
 ) -> tuple[Part, ...]:
     """Computes the delta rule token by token, and the state after the last token of each sequence."""
-    tensors, lengths = (query, key, value, beta), actual_seq_lengths.tolist()
-    at, outs, last = [], [], {}
-    elements = value.shape[-1]
-    after = _after_tokens(draw, tensors, lengths, scale, lambda *own: initial_state[own], g, elements=elements)
-    for sequence, places, s, o in after:
-        at += places
-        outs.append(o)
-        # Those of the last token stay.
-        last[sequence] = [(sequence, n) for _, n in places], s
-    ends, states = zip(*last.values(), strict=True)
-    found = Part(_index(at, query.device), torch.cat(outs), steps=_STEPS_OF_CHUNKS)
-    return found, Part(_index(list(chain(*ends)), query.device), torch.cat(states), steps=_STEPS_OF_CHUNKS)
+    at, found, states = _of_prompts(draw, (query, key, value, beta), initial_state, scale, g)
+    return Part(at, found, steps=_STEPS_OF_CHUNKS), states
+
+
+@parts()
+def chunk_kda_fwd(draw: Draw, *tokens: Any, initial_state: Tensor, **of_npu: Any) -> tuple[Part, ...]:
+    """Computes the delta rule of tensors whose first axis is heads, with decays of each feature of keys."""
+    q, k, v, g, beta = (x.transpose(0, 1) for x in tokens[:5])
+    at, found, states = _of_prompts(draw, (q, k, v, beta), initial_state, tokens[5], g)
+    return Part(at, found, steps=_STEPS_OF_CHUNKS), states
+
+
+@parts()
+def mamba_chunk_scan(draw: Draw, *tensors: Tensor) -> tuple[Part, ...]:
+    """Computes `selective_state_update` token by token, and the state after the last token of each sequence."""
+    x, dt, decay, keys, queries, skip, dt_bias, state = tensors
+    d = (1 + (dt.double() + dt_bias.double()).exp()).log()
+    at, y, states = _of_prompts(draw, (queries, keys, x, d), state, 1.0, d * decay.double(), corrects=False)
+    return Part(at, y + skip[at[1]].double().unsqueeze(-1) * x[at].double(), steps=_STEPS_OF_CHUNKS), states
 
 
 @parts()

@@ -163,15 +163,12 @@ def _next(name: str, place: str, steps: Sequence[Step], most: int, dry_run: bool
 def _names() -> Table:
     """Returns the models that have names."""
     known = models_by_name()
-    short: dict[str, list[str]] = {}
-    for word, facts in known.items():
-        short.setdefault(facts.name, []).extend([] if "/" in word else [word])
     rows = []
     for facts in dict.fromkeys(known.values()):
         memory = step_memory(facts, Step(facts.name, 1, 1, dtype=facts.dtype or "BF16"))
         experts = facts.experts.count if facts.experts is not None else None
-        sizes = facts.layers, facts.hidden, experts, memory.weights
-        rows.append((facts.name, ", ".join(short[facts.name]), *sizes, facts.stored))
+        short = ", ".join(word for word, named in known.items() if named.name == facts.name and "/" not in word)
+        rows.append((facts.name, short, facts.layers, facts.hidden, experts, memory.weights, facts.stored))
     wide = [Column(name, wide=True) for name in ("hidden", "stored as")]
     return Table(("model", "short names", "layers", wide[0], "experts", Column("weights", size), wide[1]), rows)
 

@@ -107,7 +107,8 @@ _WITHOUT_SCALARS = frozenset(
         *("FlashAttentionScore", "FlashAttentionScoreGrad", "FusedInferAttentionScore", "IncreFlashAttention"),
         *("KvRmsNormRopeCache", "LightningIndexer", "LightningIndexerVllm", "MlaProlog", "MlaPrologV2", "MlaPrologV3"),
         *("PromptFlashAttention", "RINGMLAPrefillBF16Kernel", "RotaryPositionEmbeddingGrad", "ScaledMaskedSoftmaxV2"),
-        *("SparseFlashAttention", "ApplyTopKTopPCustom"),
+        *("SparseAttentionScore", "SparseFlashAttention", "ApplyTopKTopPCustom", "ChunkKdaFwd"),
+        *("NsaCompress", "NsaSelectedAttentionInfer"),
         *("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Conv2D", "Conv2DV2", "DepthwiseConv2D"),
         "GroupedMatmul",
         *("GroupedMatmulFinalizeRouting", "GroupedMatmulSwigluQuant", "GroupedMatmulSwigluQuantV2", "MatMul"),
@@ -220,6 +221,7 @@ def slot_words(
     return tuple(slots)
 
 
+@lru_cache(maxsize=1 << 15)
 def parse_slots(
     shapes: str, dtypes: str, formats: str, columns: tuple[str, str, str], optional: SlotNumbers = NO_SLOTS
 ) -> tuple[Slot, ...]:

@@ -76,9 +76,11 @@ FIA, RING, FLASH, FLASH_GRAD = (
     "FlashAttentionScore",
     "FlashAttentionScoreGrad",
 )
-INDEXER, SPARSE, LAYER, PRODUCT, GROUPED = (
+INDEXER, SPARSE, BLOCKS, SELECTED, LAYER, PRODUCT, GROUPED = (
     "LightningIndexer",
     "SparseFlashAttention",
+    "SparseAttentionScore",
+    "NsaSelectedAttentionInfer",
     "DispatchFFNCombine",
     "QuantBatchMatmulV3",
     "GroupedMatmul",
@@ -87,12 +89,18 @@ _ATTENTION, _LAYER, _PRODUCT = "fused_infer_attention_score", "dispatch_ffn_comb
 GROUPED, _GROUPED = "GroupedMatmul", "grouped_matmul"
 WEIGHTS, _WEIGHTS = "WeightQuantBatchMatmulV2", "weight_quant_batchmatmul"
 _DISPATCH, _COMBINE = "moe_distribute_dispatch", "moe_distribute_combine"
+_BLOCKS, _SELECTED = "sparse_attention_score", "nsa_select_attention"
 _FP8_PRODUCT = f"9,96;96,64;64;9 | {E4M3};FLOAT;FLOAT -> 9,64 | DT_BF16"
 _FP8_GROUPED = f"19,96;5,96,64;;5,64;;;;5;19 | {FP8_GROUPS} -> 19,64 | DT_BF16"
 _INT4 = "19,64;5,64,40;;;;5,2,40;5,2,40;5 | DT_BF16;INT4;;;;DT_BF16;DT_BF16;INT64 -> 19,40 | DT_BF16"
 _MX = f"9,128;24,128;24,2,2;9,2,2 | {E4M3};FLOAT8_E8M0;FLOAT8_E8M0 -> 9,24 | DT_BF16"
 _FP8_ROWS = "6,73 | DT_BF16 -> 6,73;6 | FLOAT8_{};FLOAT"
 _FP8_BLOCKS = "6,{0} | DT_BF16 -> 6,{0};6,{1} | FLOAT8_E4M3FN;FLOAT"
+
+KDA, MAMBA = "ChunkKdaFwd", "mamba_chunk_scan_combined_varlen"
+EXPAND, PREPARE = "expand_kernel", "prepare_inputs_padded_kernel"
+REJECT, RECOVER = "rejection_random_sample_kernel", "sample_recovered_tokens_kernel"
+_REJECT, _RECOVER = "rejection_random_sample", "sample_recovered_tokens"
 
 #: Kernel type, the mistake, the wrong function, and the number of the sample row, or a row.
 MISTAKES: list[tuple[Any, ...]] = [
@@ -163,6 +171,15 @@ MISTAKES: list[tuple[Any, ...]] = [
     (SPARSE, "no rope part", keywords("sparse_flash_attention", key_rope=torch.zeros_like), 0),
     (SPARSE, "other pages", keywords("sparse_flash_attention", block_table=lambda table: table.flip(0)), 0),
     (SPARSE, "next query", arguments("sparse_flash_attention", lambda q, k, v, at, s: (q, k, v, at.roll(1, 0), s)), 0),
+    (BLOCKS, "blocks of the next query", arguments(_BLOCKS, lambda *own: (*own[:3], own[3].roll(1, 1), own[4])), 0),
+    (BLOCKS, "other pages", arguments(_BLOCKS, lambda *own: (*own[:4], own[4].flip(0))), 0),
+    (BLOCKS, "the last block whole", keywords(_BLOCKS, actual_seq_lengths_kv=lambda kv: kv + 3), 0),
+    (SELECTED, "other blocks", arguments(_SELECTED, lambda *own: (*own[:3], own[3].roll(1, 0), *own[4:])), 0),
+    (SELECTED, "blocks of half the size", arguments(_SELECTED, lambda *own: (*own[:7], own[7] // 2, *own[8:])), 0),
+    (SELECTED, "one key more", keywords(_SELECTED, actual_seq_kvlen=lambda own: [kv + 1 for kv in own]), 0),
+    ("NsaCompress", "weights from the last", lambda x, w, *a, **o: impl.nsa_compress(x, w.flip(0), *a, **o)),
+    ("NsaCompress", "weights of other heads", lambda x, w, *a, **o: impl.nsa_compress(x, w.roll(1, 1), *a, **o)),
+    ("NsaCompress", "begins a token late", lambda x, *a, **o: impl.nsa_compress(x.roll(-1, 0), *a, **o)),
     # Expert parallelism.
     (LAYER, "weights of experts left out", keywords(_LAYER, probs=ones), 0),
     (LAYER, "scales of another expert", call_with(_LAYER, lambda call: {"scale1": [call["scale1"][0].roll(1, 0)]}), 3),
@@ -316,6 +333,24 @@ MISTAKES: list[tuple[Any, ...]] = [
         "states not written",
         lambda *a, state: impl.selective_state_update(*a, state=state.clone()),
     ),
+    (KDA, "no decay", arguments("chunk_kda_fwd", lambda q, k, v, g, *a: (q, k, v, g * 0, *a))),
+    (KDA, "a decay of heads", arguments("chunk_kda_fwd", lambda q, k, v, g, *a: (q, k, v, g[..., :1] + g * 0, *a))),
+    (KDA, "the whole value counts", arguments("chunk_kda_fwd", lambda q, k, v, g, b, *a: (q, k, v, g, b * 0 + 1, *a))),
+    (MAMBA, "no state before", arguments("mamba_chunk_scan", lambda *a: (*a[:7], a[7] * 0))),
+    (MAMBA, "B and C exchanged", arguments("mamba_chunk_scan", lambda *a: (*a[:3], a[4], a[3], *a[5:]))),
+    (MAMBA, "D left out", arguments("mamba_chunk_scan", lambda *a: (*a[:5], a[5] * 0, *a[6:]))),
+    (EXPAND, "not replaced", arguments("expand_triton", lambda *a: (*a[:4], -1, *a[5:]))),
+    (EXPAND, "the next sequence", arguments("expand_triton", lambda b, y, x, *a: (b, y, x.roll(-1), *a))),
+    (EXPAND, "a token late", lambda b, y, *a: (impl.expand_triton(b, y, *a), y.copy_(y.roll(1)))[1]),
+    (PREPARE, "drafts up to it", lambda ends, valid, starts: (starts[1:] + valid - ends - 2, ends + 1 - valid)),
+    (PREPARE, "first tokens", arguments("prepare_inputs_padded", lambda e, v, starts: (e, v, starts.roll(1)))),
+    (PREPARE, "without drafts", lambda e, v, starts: (starts[1:] - 5 + v, 4 - v)),
+    (REJECT, "the draft's odds", arguments(_REJECT, lambda t, q, p, *a: (t, None, q, *a)), 1),
+    (REJECT, "on behind a rejected one", lambda t, q, p, more, *a: torch.cat([t.view(len(more), -1), more], -1)),
+    (REJECT, "not recovered", arguments(_REJECT, lambda t, q, p, more, r, u: (t, q, p, more, t, u))),
+    (RECOVER, "noise multiplied", arguments(_RECOVER, lambda t, q, p, noise: (t, q, p, 1 / noise))),
+    (RECOVER, "drafted tokens kept", lambda t, q, p, noise: (p.view_as(noise) / noise).argmax(-1).flatten()),
+    (RECOVER, "probabilities exchanged", arguments(_RECOVER, lambda t, q, p, *a: (t, p, q, *a)), 1),
 ]
 
 

@@ -32,6 +32,12 @@ SCHEMAS = {
             bool return_softmax_lse=False)
             -> (Tensor attention_out, Tensor softmax_max, Tensor softmax_sum)
 
+        npu_sparse_attention_score(Tensor query, Tensor key, Tensor value, Tensor select_idx, Tensor block_table, *,
+            Tensor? select_num_idx=None, Tensor? q_dequant_scale=None, Tensor? k_dequant_scale=None,
+            Tensor? v_dequant_scale=None, Tensor? actual_seq_lengths=None, Tensor? actual_seq_lengths_kv=None,
+            str q_input_layout="TND", str kv_input_layout="BNSD", int num_key_value_heads=1, float scale_value=1.0,
+            int block_size=128, int top_k=16, int inner_precise=0) -> Tensor
+
         batch_matmul_transpose(Tensor tensor_a, Tensor tensor_b, Tensor(a!) tensor_c, str? format_mode=None,
             str? quant_mode=None) -> ()
 
@@ -58,7 +64,20 @@ SCHEMAS = {
             float swiglu_limit=1000000.0)
             -> (Tensor out, Tensor expert_token_nums)
     """,
-    # vllm-project/vllm-ascend, vllm_ascend/ops/triton/rope.py, of 2026.
+    # vllm-project/vllm-ascend, vllm_ascend/ops/triton/{reject_sample,rope}.py, of 2026.
+    "vllm_ascend_reject_sample": """
+        expand_triton(int batch_size, Tensor(a!) expanded_x, Tensor x, Tensor cu_num_tokens, Scalar replace_from,
+            Scalar replace_to, int max_num_tokens) -> ()
+    """,
+    # flashserve/flash-linear-attention-npu, torch_custom/fla_npu/npu_custom.yaml, of 2026.
+    "fla_npu": """
+        chunk_kda_fwd(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, float scale, int chunk_size, *,
+            str layout="BSND", Tensor? initial_state=None, bool? output_final_state=False, int[]? cu_seqlens=None,
+            int[]? chunk_indices=None, bool? safe_gate=False, float? lower_bound=None,
+            bool? use_gate_in_kernel=False, Tensor? A_log=None, Tensor? dt_bias=None,
+            bool? disable_recompute=False, bool? return_intermediate_states=False, bool? state_v_first=False)
+            -> (Tensor, Tensor?, Tensor?, Tensor, Tensor, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?)
+    """,
     "vllm_ascend_rope": """
         rope_forward_triton_siso(Tensor(a!) qk, Tensor? cos=None, Tensor? sin=None, Tensor? cos_sin_cache=None,
             Tensor? positions=None, int rope_dim=-1, bool is_neox_style=True) -> Tensor(a!)
@@ -97,11 +116,16 @@ EARLIER_VARIABLE = "OPATLAS_EARLIER_SCHEMA"
 def register() -> None:
     """Lets torch parse the arguments of these operators; none of them computes.
 
-    Functions of vllm-ascend that are no operators of torch take the place of the module.
+    Functions that are no operators of torch take the place of their modules.
     """
-    module = ModuleType("vllm_ascend")
-    module.ops = SimpleNamespace(triton=SimpleNamespace(rope=torch.ops.vllm_ascend_rope))
-    sys.modules.setdefault("vllm_ascend", module)
+    triton, ascendc = ModuleType("vllm_ascend"), ModuleType("fla_npu")
+    files = {name: getattr(torch.ops, f"vllm_ascend_{name}") for name in ("reject_sample", "rope")}
+    triton.ops, ascendc.ops = (
+        SimpleNamespace(triton=SimpleNamespace(**files)),
+        SimpleNamespace(ascendc=torch.ops.fla_npu),
+    )
+    sys.modules.setdefault("vllm_ascend", triton)
+    sys.modules.setdefault("fla_npu", ascendc)
     earlier = EARLIER.get(os.environ.get(EARLIER_VARIABLE, ""), "")
     for namespace, schemas in SCHEMAS.items():
         library = torch.library.Library(namespace, "FRAGMENT")

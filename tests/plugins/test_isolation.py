@@ -62,7 +62,7 @@ def test_two_replays_of_one_kernel_type_are_refused(sessions: Sessions) -> None:
 def test_a_database_that_is_not_there_is_named_with_the_remedy(tmp_path: Path, sessions: Sessions) -> None:
     done = sessions.run_in_process(f"--database-path={tmp_path / 'nowhere'}")
     assert done.code != 0
-    assert "nowhere: no such folder" in done
+    assert str(tmp_path / "nowhere") in done
     assert "Traceback" not in done
 
 

@@ -114,15 +114,12 @@ def test_what_an_npu_measures_is_filed_under_it_and_its_software(collected) -> N
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--device=ATLAS_800_A2_376T_64G"], "npu-smi shows Ascend910, whose durations belong elsewhere"),
-        (
-            ["--versions=vllm=0.18.0,cann=10.0"],
-            "--versions cann=10.0: rows would be measured with the installed CANN 8.5.0",
-        ),
-        (["--instrument=wall-clock"], "--instrument wall-clock: devices of kind npu offer msprof,"),
+        (["--device=ATLAS_800_A2_376T_64G"], ("npu-smi", "Ascend910")),
+        (["--versions=vllm=0.18.0,cann=10.0"], ("--versions", "cann=10.0", "8.5.0")),
+        (["--instrument=wall-clock"], ("--instrument wall-clock", "msprof")),
     ],
 )
 def test_what_does_not_fit_the_machine_is_refused(collected, options, said) -> None:
     output = collected("--versions=vllm=0.18.0", *options)
-    assert said in output
+    assert all(word in output for word in said)
     assert "Traceback" not in output

@@ -112,7 +112,7 @@ def test_an_unknown_name_is_told_with_its_place() -> None:
     where = parse_where("m <= 64 and dtyp == BF16")
     assert where.names == {"m": 1, "dtyp": 13}
     assert "column 13" in where.unknown([])
-    assert "did you mean dtype" in where.unknown([])
+    assert re.search(r"\bdtype\b", where.unknown([]))
     assert parse_where("noted == x").unknown(["noted"]) == ""
 
 
@@ -124,7 +124,7 @@ def test_a_session_runs_the_rows_of_which_it_is_true(sessions: Sessions) -> None
     assert re.search(r"^nothing to do +4 ", nothing.output, re.MULTILINE)
     wrong = sessions.run_in_process("--where", "status in (oom, 'faild')")
     assert wrong.code == pytest.ExitCode.USAGE_ERROR
-    assert "did you mean failed" in wrong
+    assert re.search(r"'faild'.*\bfailed\b", wrong.output)
 
 
 def test_a_stopped_session_with_an_expression_goes_on_with_a_longer_one(sessions: Sessions) -> None:

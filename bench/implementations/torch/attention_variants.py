@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -81,26 +82,71 @@ def sparse_flash_attention(
     Keys are in pages (blocks, block size, 1, D); without their rope part they are the values. The second and third
     result, statistics for training, are empty.
     """
-    tokens, width = query.shape[0], query.shape[-1]
-    block_size = key.shape[1]
+    tokens = torch.arange(len(query), device=query.device)
+    table = block_table[torch.searchsorted(actual_seq_lengths_query, tokens, right=True)]
     everything = torch.cat([query, query_rope], dim=-1)
-    of_token = torch.searchsorted(actual_seq_lengths_query, torch.arange(tokens, device=query.device), right=True)
-    out = torch.empty_like(query)
-    step = max(1, _AT_A_TIME // (sparse_indices.shape[-1] * everything.shape[-1]))
-    for first in range(0, tokens, step):
-        own = slice(first, first + step)
-        chosen = sparse_indices[own, 0].long()
-        seen = chosen >= 0
-        chosen = chosen.clamp_(min=0)
-        block = block_table[of_token[own]].gather(1, chosen // block_size).long()
-        offset = chosen % block_size
-        keys = torch.cat([key[block, offset], key_rope[block, offset]], dim=-1).transpose(1, 2)
-        # Heads share the keys, so they count as queries of one head.
-        result = functional.scaled_dot_product_attention(
-            everything[own, None], keys, keys, attn_mask=seen[:, None, None], scale=scale_value
-        )
-        out[own] = result[:, 0, :, :width]
+    out = _attend_chosen(everything, (key, key_rope), key, sparse_indices.long(), table, scale_value)
     return out, query.new_empty(0), query.new_empty(0)
+
+
+def _attend_chosen(
+    q: Tensor, keys: tuple[Tensor, ...], values: Tensor, chosen: Tensor, table: Tensor, scale: float
+) -> Tensor:
+    """Returns attention of queries (T, N, D) over tokens in pages, (T, H, K), -1 for none; `table` has a line for each.
+
+    The parts of keys, and values, are (blocks, block size, H, D). Values that are a part of the keys come first there.
+    """
+    size, heads = values.shape[1:3]
+    out = q.new_empty(*q.shape[:2], values.shape[-1])
+    step = max(1, _AT_A_TIME // (chosen[0].numel() * q.shape[-1]))
+    for first in range(0, len(q), step):
+        own = slice(first, first + step)
+        at = chosen[own].clamp(min=0)
+        pages = table[own].gather(1, (at // size).flatten(1)).view(at.shape).long()
+        places = (pages, at % size, torch.arange(heads, device=q.device)[:, None])
+        k = torch.cat([part[places] for part in keys], dim=-1)
+        v = k if values is keys[0] else values[places]
+        # Heads that share the keys count as queries of one head.
+        grouped, seen = q[own].unflatten(1, (heads, -1)), (chosen[own] >= 0)[:, :, None]
+        result = functional.scaled_dot_product_attention(grouped, k, v, attn_mask=seen, scale=scale)
+        out[own] = result.flatten(1, 2)[..., : values.shape[-1]]
+    return out
+
+
+def sparse_attention_score(
+    query: Tensor, key: Tensor, value: Tensor, select_idx: Tensor, block_table: Tensor, **call: Any
+) -> Tensor:
+    """Returns attention of (T, N, D) over the blocks of `select_idx` (H, T, K), up to the query's own key."""
+    own = call["actual_seq_lengths"].long()
+    of_token = torch.arange(len(own), device=own.device).repeat_interleave(own, output_size=len(query))
+    last = torch.arange(len(query), device=own.device) + (call["actual_seq_lengths_kv"] - own.cumsum(0))[of_token]
+    chosen = _tokens_of_blocks(select_idx.transpose(0, 1), call["block_size"], last)
+    return _attend_chosen(query, (key,), value, chosen, block_table[of_token], call["scale_value"])
+
+
+def nsa_select_attention(
+    query: Tensor, key: Tensor, value: Tensor, topk_indices: Tensor, scale_value: float, *sizes: int, **call: Any
+) -> Tensor:
+    """Returns attention of a query (B, N, D) of each sequence over the blocks of `topk_indices` (B, H, K).
+
+    Sizes: query heads, key heads, keys of a block, blocks, keys of a page.
+    """
+    key, value = (x.unflatten(-1, (sizes[1], -1)) for x in (key, value))
+    last = torch.tensor(call["actual_seq_kvlen"], device=query.device) - 1
+    chosen = _tokens_of_blocks(topk_indices, sizes[2], last)
+    return _attend_chosen(query, (key,), value, chosen, call["block_table"], scale_value)
+
+
+def _tokens_of_blocks(blocks: Tensor, size: int, last: Tensor) -> Tensor:
+    """Returns the tokens of blocks (T, H, K) up to the last one of each query, (T, H, K x size); -1 elsewhere."""
+    tokens = (blocks.long()[..., None] * size + torch.arange(size, device=blocks.device)).flatten(2)
+    return tokens.masked_fill((tokens < 0) | (tokens > last[:, None, None]), -1)
+
+
+def nsa_compress(x: Tensor, weight: Tensor, size: int, stride: int, *, actual_seq_len: Sequence[int]) -> Tensor:
+    """Returns sums of blocks of tokens (T, N, D) of each sequence, weighed by (size, N), a block each `stride`."""
+    blocks = [own.unfold(0, size, stride) for own in x.split(differences(actual_seq_len)) if len(own) >= size]
+    return torch.einsum("bndl,ln->bnd", torch.cat(blocks), weight)
 
 
 def flash_attention_score(
@@ -180,8 +226,16 @@ def chunk_gated_delta_rule(
 
     The sequences are of one length. Within a chunk, tokens are changed by those before them all at once.
     """
-    batch, group = len(actual_seq_lengths), value.shape[1] // key.shape[1]
-    length = len(query) // batch
+    out, own = _in_chunks(query, key, value, g, initial_state, beta)
+    return (out * scale).to(query.dtype), own.to(initial_state.dtype)
+
+
+def _in_chunks(q: Tensor, k: Tensor, v: Tensor, g: Tensor, own: Tensor, share: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Returns results (T, Nv, Dv) and last states, in float32. Without `share`, values count as they are.
+
+    A decay of each feature, g (T, Nv, Dk), must not add up to -80 in a chunk.
+    """
+    batch, length = len(own), len(q) // len(own)
 
     def chunks(x: Tensor) -> Tensor:
         """Returns (B, heads, chunks, tokens of a chunk, features)."""
@@ -189,26 +243,44 @@ def chunk_gated_delta_rule(
         padded: Tensor = functional.pad(x, (0, 0, 0, -length % _CHUNK)).unflatten(2, (-1, _CHUNK))
         return padded
 
-    q, k = (chunks(x).repeat_interleave(group, 1) for x in (query, key))
-    q = q * scale
-    v, share = chunks(value), chunks(beta)
-    until = chunks(g)[..., 0].cumsum(-1)
-    decay = (until[..., :, None] - until[..., None, :]).tril().exp().tril()
-    one = torch.eye(_CHUNK, device=q.device)
-    mixed = torch.matmul(share * k, k.mT).mul_(decay).tril(-1) + one
-    solved = torch.linalg.solve_triangular(
-        mixed, torch.cat([share * v, share * until[..., None].exp() * k], -1), upper=False
-    )
-    values, keys = solved.split([v.shape[-1], k.shape[-1]], -1)
-    inside, own, outs = torch.matmul(q, k.mT).mul_(decay), initial_state.float(), []
+    q, k = (chunks(x).repeat_interleave(v.shape[1] // x.shape[1], 1) for x in (q, k))
+    values, until, removed = chunks(v), chunks(g).cumsum(-2), None
+    decay = (until - until.mT).tril().exp().tril() if g.dim() == 2 else None
+
+    def decayed(x: Tensor) -> Tensor:
+        """Returns the products with k of no later tokens."""
+        if decay is None:
+            return torch.matmul(x * until.exp(), (k / until.exp()).mT).tril_()
+        return torch.matmul(x, k.mT).mul_(decay)
+
+    if share is not None:
+        weights = chunks(share)
+        mixed = decayed(weights * k).tril(-1) + torch.eye(_CHUNK, device=q.device)
+        both = torch.cat([weights * values, weights * until.exp() * k], -1)
+        values, removed = torch.linalg.solve_triangular(mixed, both, upper=False).split([v.shape[-1], k.shape[-1]], -1)
+    inside, own, outs = decayed(q), own.float(), []
     for i in range(q.shape[2]):
-        new = values[:, :, i] - torch.matmul(keys[:, :, i], own.mT)
-        from_state = torch.matmul(q[:, :, i] * until[:, :, i, :, None].exp(), own.mT)
+        new = values[:, :, i] if removed is None else values[:, :, i] - torch.matmul(removed[:, :, i], own.mT)
+        from_state = torch.matmul(q[:, :, i] * until[:, :, i].exp(), own.mT)
         outs.append(from_state + torch.matmul(inside[:, :, i], new))
-        last = until[:, :, i, -1:, None]
-        own = own * last.exp() + torch.matmul(new.mT, k[:, :, i] * (last - until[:, :, i, :, None]).exp())
-    out = torch.cat(outs, 2)[:, :, :length].transpose(1, 2).flatten(0, 1)
-    return out.to(query.dtype), own.to(initial_state.dtype)
+        last = until[:, :, i, -1:]
+        own = own * last.exp() + torch.matmul(new.mT, k[:, :, i] * (last - until[:, :, i]).exp())
+    return torch.cat(outs, 2)[:, :, :length].transpose(1, 2).flatten(0, 1), own
+
+
+def chunk_kda_fwd(*tokens: Any, initial_state: Tensor, **of_npu: Any) -> tuple[Tensor | None, ...]:
+    """Returns `chunk_gated_delta_rule` of (heads, T, ...), with decays (Nv, T, Dk), and ten results for training."""
+    q, k, v, g, beta = (x.transpose(0, 1) for x in tokens[:5])
+    out, own = _in_chunks(q, k, v, g, initial_state, beta)
+    return (out * tokens[5]).to(q.dtype), own.to(initial_state.dtype), *[None] * 10
+
+
+def mamba_chunk_scan(*tensors: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns results of prompts (T, heads, P), and states (B, heads, P, N); see `selective_state_update`."""
+    x, dt, decay, keys, queries, skip, dt_bias, state = tensors
+    step = functional.softplus(dt.float() + dt_bias.float())
+    y, own = _in_chunks(queries, keys, step[..., None] * x, step * decay.float(), state, None)
+    return y.addcmul_(skip.float()[:, None], x.float()).to(x.dtype), own.to(state.dtype)
 
 
 def causal_conv1d(

@@ -159,3 +159,37 @@ def apply_top_k_top_p(logits: Tensor, p: Tensor | None = None, k: Tensor | None 
 def histc(x: Tensor, bins: int, least: float, largest: float) -> Tensor:
     """Returns the number of elements in each of `bins` equal intervals, in x's dtype. CPUs count real numbers alone."""
     return torch.histc(x if x.is_cuda else x.float(), bins, least, largest).to(x.dtype)
+
+
+def expand_triton(batch: int, y: Tensor, x: Tensor, ends: Tensor, replace_from: int, by: int, most: int) -> None:
+    """Writes into y (T) number i of x (B) for each token of sequence i, and `by` for `replace_from`."""
+    counts = ends.diff(prepend=ends.new_zeros(1))
+    y.copy_(torch.where(x == replace_from, by, x).repeat_interleave(counts, output_size=len(y)))
+
+
+def prepare_inputs_padded(ends: Tensor, valid: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the place of the last valid token of each sequence (B), and the number of rejected ones."""
+    drafts = ends.diff(prepend=ends.new_zeros(1))
+    rejected = torch.where(drafts > 0, drafts + 1 - valid, 0)
+    return starts[1:] - 1 - rejected, rejected
+
+
+def rejection_random_sample(
+    drafted: Tensor, draft: Tensor | None, target: Tensor, bonus: Tensor, recovered: Tensor, uniform: Tensor
+) -> Tensor:
+    """Returns tokens (B, S + 1): of S drafted ones those that are accepted, a recovered one or `bonus` (B, 1), then -1.
+
+    The probabilities are (B S, V), those of the draft None where it is sure; all others (B S).
+    """
+    own = drafted.long().unsqueeze(-1)
+    share = target.gather(-1, own) if draft is None else target.gather(-1, own) / draft.gather(-1, own)
+    accepted = (share.squeeze(-1) >= uniform).view(len(bonus), -1)
+    tokens = torch.where(accepted, drafted.view_as(accepted), recovered.view_as(accepted))
+    written = torch.nn.functional.pad(accepted.int().cumprod(-1), (1, 0), value=1)
+    return torch.cat([tokens, bonus], -1).masked_fill(written == 0, -1)
+
+
+def sample_recovered_tokens(drafted: Tensor, draft: Tensor | None, target: Tensor, noise: Tensor) -> Tensor:
+    """Returns a token in place of each drafted one (B S), by probabilities (B S, V) and noise (B, S, V)."""
+    left = target.scatter(-1, drafted.long().unsqueeze(-1), 0) if draft is None else (target - draft).clamp_(min=0)
+    return (left.view_as(noise) / noise).argmax(-1).flatten().to(drafted.dtype)

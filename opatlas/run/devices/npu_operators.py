@@ -252,6 +252,8 @@ _REGISTERED_BY: Mapping[str, Callable[[], tuple[str, str]]] = {
         _register_triton, "vllm_ascend.ops.triton.linearnorm.split_qkv_rmsnorm_rope"
     ),
     "vllm_ascend.ops.triton.rope.": partial(_register_triton, "vllm_ascend.ops.triton.rope"),
+    "vllm_ascend.ops.triton.reject_sample.": partial(_register_triton, "vllm_ascend.ops.triton.reject_sample"),
+    "fla_npu.": lambda: (_import_error("fla_npu.ops.ascendc"), "install flash-linear-attention-npu for this CANN"),
     "torch.ops.vllm.npu_rotary_embedding": partial(_register_triton, "vllm_ascend.ops.register_custom_ops"),
 }
 
