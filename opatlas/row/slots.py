@@ -220,6 +220,7 @@ def slot_words(
     return tuple(slots)
 
 
+@lru_cache(maxsize=1 << 15)
 def parse_slots(
     shapes: str, dtypes: str, formats: str, columns: tuple[str, str, str], optional: SlotNumbers = NO_SLOTS
 ) -> tuple[Slot, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from statistics import mean
 from typing import Any
 
@@ -51,18 +51,21 @@ def model_calls(model: ModelFacts, *, nz_weights: bool = False, tier: int = 1, *
         UsageError: the model cannot be divided so, a number or the dtype is impossible, or no row has the dtype of
             the weights.
     """
-    return step_calls(model, model_step.Step(model.name, **step), nz_weights=nz_weights, tier=tier)
+    return list(step_calls(model, model_step.Step(model.name, **step), nz_weights=nz_weights, tier=tier))
 
 
-def step_calls(model: ModelFacts, step: model_step.Step, *, nz_weights: bool = False, tier: int = 1) -> list[ModelCall]:
-    """Returns the calls of a step, as `model_calls`."""
+@lru_cache(maxsize=2)
+def step_calls(
+    model: ModelFacts, step: model_step.Step, *, nz_weights: bool = False, tier: int = 1
+) -> tuple[ModelCall, ...]:
+    """Returns the calls of a step, as `model_calls`. Those of the last step are kept: several stacks ask for them."""
     for name in ("tp", "ep", "pp"):
         if getattr(step, name) < 1:
             raise UsageError(f"{name} is {getattr(step, name)}: give a whole number above 0")
     if step.pp > model.layers:
         raise UsageError(f"pp {step.pp}: {model.name} has {model.layers} layers: give fewer stages")
     model.expect_division(step.tp, step.ep, step.replicas)
-    return list(_ModelStep(model, step, model_step.step_dtype(model, step.dtype), nz_weights, tier).calls())
+    return tuple(_ModelStep(model, step, model_step.step_dtype(model, step.dtype), nz_weights, tier).calls())
 
 
 @dataclass(frozen=True)

@@ -207,7 +207,7 @@ class AnsweringRows:
         """Whether each duration is that of a capture, and not of a replay."""
         return np.array([each.is_captured for each in self.found], dtype=bool)
 
-    @property
+    @cached_property
     def devices(self) -> list[str]:
         """The device of each duration; "" if unknown."""
         return [each.device for each in self.found]
@@ -250,6 +250,11 @@ class AnsweringRows:
         }
         return pd.DataFrame(columns)
 
+    @cached_property
+    def sizes(self) -> list[dict[str, object]]:
+        """The sizes of each row (`Row.sizes`)."""
+        return [row.sizes for row in self]
+
     def typed(self) -> pd.DataFrame:
         """Returns a table with a line for each row.
 
@@ -260,7 +265,7 @@ class AnsweringRows:
         """
         import pandas as pd
 
-        table: pd.DataFrame = pd.DataFrame([row.sizes for row in self])
+        table: pd.DataFrame = pd.DataFrame(self.sizes)
         if not len(table):
             return table
         operations = table.pop("operations") if "operations" in table else None

@@ -14,6 +14,7 @@ from opatlas.errors import OpAtlasError, UsageError
 from opatlas.row.communication import BY_NAME, is_communication
 from opatlas.row.location import database_folder
 from opatlas.row.slots import MATMUL_FAMILY
+from opatlas.row.versions import kind_of
 from opatlas.text import suggest
 
 if TYPE_CHECKING:
@@ -272,11 +273,12 @@ class OpenDatabase:
         from opatlas.theory.sources import resolve_model
 
         facts, asked = resolve_model(model), Step(model, **step)
-        calls = step_calls(facts, asked)
+        # Of the known devices only NPUs store weights in FRACTAL_NZ.
+        in_nz = not self.answers.device or kind_of(self.answers.device).is_native
+        calls, in_layout = (step_calls(facts, asked, nz_weights=each) for each in (False, in_nz))
         memory = step_memory(facts, asked, self.answers.device_fact("memory_bytes"))
         if not (memory.fits or any_memory):
             raise UsageError(f"{asked}: does not fit the device: {memory}")
-        layouts = zip(calls, step_calls(facts, asked, nz_weights=True), strict=True)
         names = [implementation] if isinstance(implementation, str) else implementation
         everything = FASTEST in names
         stack = (FASTEST,) if everything else tuple(self._chosen(names)) if names else default_stack(self.answers)
@@ -284,7 +286,7 @@ class OpenDatabase:
         return ModelCost(
             facts.name,
             self.path,
-            part_costs(self.answers, stack, layouts, tell, self._costs),
+            part_costs(self.answers, stack, zip(calls, in_layout, strict=True), tell, self._costs),
             stack=stack if everything else tuple(self.implementations[name].label for name in stack),
             step=asked,
             dtype=dtype,

@@ -201,7 +201,7 @@ class RegimeModel:
             self._add(covariance.fit(roofline, work.shape[1]))
 
     def _add(self, fit: SmootherFit) -> None:
-        self._smoothers.append(Smoother(fit, self._is_smooth(), self._work, self._log_us))
+        self._smoothers.append(Smoother(fit, self._is_smooth(), self._work, self._matrix, self._log_us))
 
     def _columns(self, features: Sequence[RowFeatures]) -> tuple[Floats, Floats]:
         """Returns the work and the features of rows as matrices."""
@@ -274,7 +274,7 @@ class RegimeModel:
 
     def _krige(self, work: Floats, matrix: Floats, hidden: Mask | None = None) -> Kriged:
         """Returns the logarithms of durations: the mean of all smoothers, and the rows near the last one's points."""
-        found = [each.krige(self._matrix, work, matrix, self._count, hidden) for each in self._smoothers]
+        found = [each.krige(work, matrix, self._count, hidden) for each in self._smoothers]
         means = np.stack([each.mean for each in found])
         # Where the smoothers disagree, neither may be right.
         variance = np.mean([each.deviation**2 for each in found], axis=0) + means.var(axis=0)

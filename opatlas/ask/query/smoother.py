@@ -10,7 +10,8 @@ kernels in steps.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 
 import msgspec
 import numpy as np
@@ -86,8 +87,10 @@ def _descend(start: Floats, log_work: Floats, log_us: Floats) -> tuple[Floats, f
 
 
 _ROOT3 = np.sqrt(3.0)
-#: Questions that are answered together; bounds the memory.
-_CHUNK = 256
+#: Questions that are answered together: their matrices fit a cache.
+_CHUNK = 64
+#: The covariances of all rows take longer than those around a question: in larger tables too long for one question.
+_MOST_TOGETHER = 512
 #: A fit of the covariance uses at most as many rows: its time grows with the cube.
 _MOST_FITTED = 240
 _FIT_STEPS = 60
@@ -117,9 +120,14 @@ class Covariance:
     def between(self, near: Floats, far: Floats) -> Floats:
         """Returns the covariances of two stacks of scaled rows, (..., a, f) and (..., b, f)."""
         which = self.is_smooth
-        smooth = _ROOT3 * np.sqrt(_squares(near[..., which], far[..., which]))
-        rough = np.sqrt(_squares(near, far))
-        return self.smooth**2 * (1 + smooth) * np.exp(-smooth) + self.rough**2 * np.exp(-rough)
+        # In place: fresh memory for each step takes as long as the arithmetic.
+        smooth, rough = _squares(near[..., which], far[..., which]), _squares(near, far)
+        smooth = np.multiply(np.sqrt(smooth, out=smooth), -_ROOT3, out=smooth)
+        rough = np.negative(np.sqrt(rough, out=rough), out=rough)
+        total: Floats = self.smooth**2 * (1 - smooth)
+        total *= np.exp(smooth, out=smooth)
+        total += np.multiply(np.exp(rough, out=rough), self.rough**2, out=rough)
+        return total
 
     def fit(self, roofline: Floats, kinds: int) -> SmootherFit:
         """Returns its numbers, with those of the mean."""
@@ -133,9 +141,10 @@ class Covariance:
 
 def _squares(near: Floats, far: Floats) -> Floats:
     """Returns the squared distances of two stacks of rows."""
-    products = near @ np.swapaxes(far, -1, -2)
-    sums = (near**2).sum(-1)[..., :, None] + (far**2).sum(-1)[..., None, :]
-    return np.maximum(sums - 2 * products, 0.0)
+    found: Floats = near @ np.swapaxes(far, -1, -2)
+    found *= -2
+    found += (near**2).sum(-1)[..., :, None] + (far**2).sum(-1)[..., None, :]
+    return np.maximum(found, 0.0, out=found)
 
 
 class SmootherFit(msgspec.Struct):
@@ -151,28 +160,6 @@ class SmootherFit(msgspec.Struct):
     smooth: float
     rough: float
     noise: float
-
-
-class Smoother:
-    """A fitted roofline, and kriging of the deviations of rows from it."""
-
-    def __init__(self, fit: SmootherFit, is_smooth: Mask, work: Floats, log_us: Floats) -> None:
-        """
-        Args:
-            is_smooth: as in `Covariance`.
-            work, log_us: of the rows: amounts of work, and the logarithms of durations.
-        """
-        self.fit, self._roofline = fit, np.array(fit.roofline)
-        self.covariance = Covariance(np.array(fit.lengths), fit.smooth, fit.rough, fit.noise, is_smooth)
-        self._off = log_us - self._mean(work)
-
-    def _mean(self, work: Floats) -> Floats:
-        return roofline_log_us(self._roofline, np.log(work[:, : self.fit.kinds]))
-
-    def krige(self, rows: Floats, work: Floats, points: Floats, count: int, hidden: Mask | None) -> Kriged:
-        """Returns the logarithms of durations at points with some work, as the function `krige`."""
-        kriged = krige(self.covariance, rows, self._off, points, count, hidden)
-        return replace(kriged, mean=self._mean(work) + kriged.mean)
 
 
 @dataclass(frozen=True)
@@ -191,54 +178,71 @@ class Kriged:
     distance: Floats
 
 
-def krige(
-    covariance: Covariance, rows: Floats, values: Floats, points: Floats, count: int, hidden: Mask | None = None
-) -> Kriged:
-    """Returns the values at points, from the `count` nearest rows of each.
+class Smoother:
+    """A fitted roofline, and kriging of the deviations of rows from it."""
 
-    Args:
-        rows, points: features.
-        hidden: which rows each point must not use (points x rows).
-    """
-    known, asked = covariance.scaled(rows), covariance.scaled(points)
-    parts = [
-        _krige(
-            covariance, known, values, asked[i : i + _CHUNK], count, None if hidden is None else hidden[i : i + _CHUNK]
-        )
-        for i in range(0, len(asked), _CHUNK)
-    ]
-    return Kriged(*(np.concatenate(each) for each in zip(*parts, strict=True)))
+    def __init__(self, fit: SmootherFit, is_smooth: Mask, work: Floats, rows: Floats, log_us: Floats) -> None:
+        """
+        Args:
+            is_smooth: as in `Covariance`.
+            work, rows, log_us: of the rows: amounts of work, features, and the logarithms of durations.
+        """
+        self.fit, self._roofline = fit, np.array(fit.roofline)
+        self.covariance = Covariance(np.array(fit.lengths), fit.smooth, fit.rough, fit.noise, is_smooth)
+        self._known = self.covariance.scaled(rows)
+        self._off = log_us - self._mean(work)
 
+    def _mean(self, work: Floats) -> Floats:
+        return roofline_log_us(self._roofline, np.log(work[:, : self.fit.kinds]))
 
-def _krige(
-    covariance: Covariance, known: Floats, values: Floats, asked: Floats, count: int, hidden: Mask | None
-) -> tuple[Floats, Floats, Positions, Floats]:
-    squares = _squares(asked, known)
-    if hidden is not None:
-        squares = np.where(hidden, np.inf, squares)
-    count = min(count, len(known))
-    nearest = np.argpartition(squares, count - 1, axis=1)[:, :count] if count < len(known) else None
-    if nearest is None:
-        nearest = np.broadcast_to(np.arange(count), (len(asked), count))
-    order = np.argsort(np.take_along_axis(squares, nearest, axis=1), axis=1)
-    nearest = np.take_along_axis(nearest, order, axis=1)
-    distance = np.sqrt(np.take_along_axis(squares, nearest, axis=1))
-    rows = known[nearest]
-    among = covariance.between(rows, rows)
-    among[:, np.arange(count), np.arange(count)] += covariance.noise**2 + 1e-10
-    to_point = covariance.between(asked[:, None, :], rows)[:, 0, :]
-    # A hidden row that is still among the nearest, because too few others are there, has no weight.
-    to_point = np.where(np.isfinite(distance), to_point, 0.0)
-    hidden_rows = ~np.isfinite(distance)
-    if hidden_rows.any():
-        both = hidden_rows[:, :, None] | hidden_rows[:, None, :]
-        diagonal = np.eye(count, dtype=bool)[None]
-        among = np.where(both & ~diagonal, 0.0, among)
-    weights = np.linalg.solve(among, to_point[:, :, None])[:, :, 0]
-    mean = (weights * values[nearest]).sum(axis=1)
-    explained = (weights * to_point).sum(axis=1)
-    deviation = np.sqrt(np.maximum(covariance.variance - explained, 0.0) + covariance.noise**2)
-    return mean, deviation, nearest, distance
+    def krige(self, work: Floats, points: Floats, count: int, hidden: Mask | None) -> Kriged:
+        """Returns the logarithms of durations at points, from the `count` nearest rows of each.
+
+        Args:
+            work, points: amounts of work, and features.
+            hidden: which rows each point must not use (points x rows).
+        """
+        asked = self.covariance.scaled(points)
+        chunks = [slice(first, first + _CHUNK) for first in range(0, len(asked), _CHUNK)]
+        parts = [self._krige(asked[chunk], count, None if hidden is None else hidden[chunk]) for chunk in chunks]
+        mean, *others = (np.concatenate(each) for each in zip(*parts, strict=True))
+        return Kriged(self._mean(work) + mean, *others)
+
+    @cached_property
+    def _among(self) -> Floats | None:
+        """The covariances of all rows, of which many questions have the same around them; None of large tables."""
+        return self.covariance.between(self._known, self._known) if len(self._known) <= _MOST_TOGETHER else None
+
+    def _krige(self, asked: Floats, count: int, hidden: Mask | None) -> tuple[Floats, Floats, Positions, Floats]:
+        squares = _squares(asked, self._known)
+        if hidden is not None:
+            squares = np.where(hidden, np.inf, squares)
+        count = min(count, len(self._known))
+        nearest = np.argpartition(squares, count - 1, axis=1)[:, :count] if count < len(self._known) else None
+        if nearest is None:
+            nearest = np.broadcast_to(np.arange(count), (len(asked), count))
+        order = np.argsort(np.take_along_axis(squares, nearest, axis=1), axis=1)
+        nearest = np.take_along_axis(nearest, order, axis=1)
+        distance = np.sqrt(np.take_along_axis(squares, nearest, axis=1))
+        rows = self._known[nearest]
+        if self._among is None:
+            among = self.covariance.between(rows, rows)
+        else:
+            among = self._among[nearest[:, :, None], nearest[:, None, :]]
+        among[:, np.arange(count), np.arange(count)] += self.covariance.noise**2 + 1e-10
+        to_point = self.covariance.between(asked[:, None, :], rows)[:, 0, :]
+        # A hidden row that is still among the nearest, because too few others are there, has no weight.
+        to_point = np.where(np.isfinite(distance), to_point, 0.0)
+        hidden_rows = ~np.isfinite(distance)
+        if hidden_rows.any():
+            both = hidden_rows[:, :, None] | hidden_rows[:, None, :]
+            diagonal = np.eye(count, dtype=bool)[None]
+            among = np.where(both & ~diagonal, 0.0, among)
+        weights = np.linalg.solve(among, to_point[:, :, None])[:, :, 0]
+        mean = (weights * self._off[nearest]).sum(axis=1)
+        explained = (weights * to_point).sum(axis=1)
+        deviation = np.sqrt(np.maximum(self.covariance.variance - explained, 0.0) + self.covariance.noise**2)
+        return mean, deviation, nearest, distance
 
 
 def posterior(covariance: Covariance, rows: Floats, points: Floats) -> Floats:
@@ -262,12 +266,13 @@ def fit_covariance(start: Covariance, rows: Floats, values: Floats) -> Covarianc
     if len(rows) > _MOST_FITTED:
         chosen = np.random.default_rng(0).choice(len(rows), _MOST_FITTED, replace=False)
         rows, values = rows[chosen], values[chosen]
-    squares = (rows[:, None, :] - rows[None, :, :]) ** 2
+    one, other = pairs = np.triu_indices(len(rows), 1)
+    squares = (rows[one] - rows[other]) ** 2
     begin = np.log([*start.lengths, start.smooth, start.rough, start.noise])
     at, step, before = begin.copy(), np.full(len(begin), 0.1), np.zeros(len(begin))
     best, best_at = np.inf, at.copy()
     for _ in range(_FIT_STEPS):
-        loss, gradient = _likelihood(at, begin, start.is_smooth, squares, values)
+        loss, gradient = _likelihood(at, begin, start.is_smooth, squares, pairs, values)
         if loss < best:
             best, best_at = loss, at.copy()
         agree = np.sign(gradient) * np.sign(before)
@@ -282,16 +287,23 @@ def fit_covariance(start: Covariance, rows: Floats, values: Floats) -> Covarianc
 _PRIOR = (1.2, 1.0, 1.0, 1.0)
 
 
-def _likelihood(at: Floats, begin: Floats, is_smooth: Mask, squares: Floats, values: Floats) -> tuple[float, Floats]:
-    """Returns the negative logarithm of the posterior and its gradient."""
-    count = len(values)
-    scaled = squares / np.exp(2 * at[:-3])
+def _likelihood(
+    at: Floats, begin: Floats, is_smooth: Mask, squares: Floats, pairs: tuple[Positions, Positions], values: Floats
+) -> tuple[float, Floats]:
+    """Returns the negative logarithm of the posterior and its gradient.
+
+    Args:
+        squares: the squared differences of the features of each pair of rows.
+        pairs: the positions of its rows.
+    """
+    weights = np.exp(-2 * at[:-3])
     smooth_variance, rough_variance, noise_variance = np.exp(2 * at[-3:])
-    near = _ROOT3 * np.sqrt(scaled[..., is_smooth].sum(-1))
-    far = np.sqrt(scaled.sum(-1))
-    decay, rough = np.exp(-near), np.exp(-far)
-    smooth_part, rough_part = smooth_variance * (1 + near) * decay, rough_variance * rough
-    total = smooth_part + rough_part + (noise_variance + 1e-9) * np.eye(count)
+    near = _ROOT3 * np.sqrt(squares @ (weights * is_smooth))
+    far = np.sqrt(squares @ weights)
+    decay = np.exp(-near)
+    smooth_part, rough_part = smooth_variance * (1 + near) * decay, rough_variance * np.exp(-far)
+    total = np.diag(np.full(len(values), smooth_variance + rough_variance + noise_variance + 1e-9))
+    total[pairs] = total[pairs[::-1]] = smooth_part + rough_part
     sd = np.array([*(_PRIOR[0] for _ in at[:-3]), *_PRIOR[1:]])
     prior = (at - begin) / sd
     try:
@@ -303,11 +315,17 @@ def _likelihood(at: Floats, begin: Floats, is_smooth: Mask, squares: Floats, val
         return np.inf, prior / sd
     alpha = inverse @ values
     loss = 0.5 * (values @ alpha + determinant + prior @ prior)
-    inner = np.outer(alpha, alpha) - inverse
+    # Each pair is twice in the matrices.
+    inner = 2 * (alpha[pairs[0]] * alpha[pairs[1]] - inverse[pairs])
+    of_diagonal = alpha @ alpha - np.trace(inverse)
     # Of the smooth part 3 s e^(-r) d, of the rough part s e^(-r) d / r for each squared distance d.
-    of_rough = inner * rough_part / np.maximum(far, 1e-12)
-    gradient = np.einsum("ij,ijf->f", of_rough, scaled)
-    gradient[is_smooth] += np.einsum("ij,ijf->f", inner * 3 * smooth_variance * decay, scaled[..., is_smooth])
-    parts = [2 * (inner * part).sum() for part in (smooth_part, rough_part)]
-    noise = 2 * noise_variance * np.trace(inner)
+    of_rough = (inner * rough_part / np.maximum(far, 1e-12)) @ squares
+    of_smooth = (inner * 3 * smooth_variance * decay) @ squares
+    gradient = weights * (of_rough + is_smooth * of_smooth)
+    variances = smooth_variance, rough_variance
+    parts = [
+        2 * (inner @ part + variance * of_diagonal)
+        for part, variance in zip((smooth_part, rough_part), variances, strict=True)
+    ]
+    noise = 2 * noise_variance * of_diagonal
     return float(loss), -0.5 * np.array([*gradient, *parts, noise]) + prior / sd

@@ -124,8 +124,9 @@ def _stored_share(opened: OpenDatabase, step: Step) -> float:
         return 0.0
     answers = opened.answers
     stored = [
-        any(call.signature() in answers.stored_rows(name, by).by_signature for by in answers.implementations)
+        any(own in answers.stored_rows(name, by).by_signature for by in answers.implementations)
         for call in calls
+        for own in [call.signature()]
         for name in known_types(call, answers)[:1]
     ]
     return sum(stored) / len(calls)
@@ -154,9 +155,9 @@ def step_grid(opened: OpenDatabase, first: ModelCost, tell: Callable[[str], obje
         for context in CONTEXTS
         for batch in BATCHES
     ]
-    return StepGrid(
-        divisions, stacks, [each for stack in stacks.values() for each in step_costs(opened, steps, stack, tell)]
-    )
+    # The calls of a step are the same in each stack.
+    found = [[step_costs(opened, [step], stack, tell)[0] for stack in stacks.values()] for step in steps]
+    return StepGrid(divisions, stacks, [cost for of_stack in zip(*found, strict=True) for cost in of_stack])
 
 
 class _NoStep(UsageError):

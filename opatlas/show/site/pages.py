@@ -224,7 +224,8 @@ def write_site(place: Path, folder: Path, *, against: str = "", costs: Sequence[
     """
     scripts = list(_bokeh())
     _expect_own(folder)
-    database = open_database(place, compositions=True)
+    asked = open_database(place)
+    database = OpenDatabase(asked.answers.with_compositions)
     beside = database.messages
     sources = [database, *([beside] if beside is not None and beside is not database else [])]
     overviews = [_overview_page(source, name) for source in sources for name in source.implementations]
@@ -259,7 +260,7 @@ def write_site(place: Path, folder: Path, *, against: str = "", costs: Sequence[
             tables.append(table.assign(kernel_type=kernel_type))
             facts = {"name": kernel_type, "file": file, "trend": histories.trend(of_rows.values())}
             types.append({**facts, **_facts(source, kernel_type, table)})
-    models, step = _model_pages(open_database(place), costs, data)
+    models, step = _model_pages(asked, costs, data)
     overview = {
         "databases": overviews,
         "types": types,

@@ -62,7 +62,7 @@ def columns_of(
     found: dict[str, Any] = {}
     size = 0
     for name, values in columns.items():
-        cells = list(values)
+        cells = values.tolist() if isinstance(values, pd.Series) else list(values)
         size = len(cells)
         is_words = any(isinstance(cell, str) for cell in cells) if words is None else name in words
         column = word_column([_word(cell) for cell in cells]) if is_words else number_column(cells)

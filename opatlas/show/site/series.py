@@ -63,8 +63,8 @@ class Curve:
 def curves_of(rows: AnsweringRows) -> list[Curve]:
     """Returns the curves of the rows. A row is in the one with the most rows."""
     found: dict[tuple[str, ...], Curve] = {}
-    for place, row in enumerate(rows):
-        sizes, cells = row.sizes, rows.row_cells(place)
+    for place, sizes in enumerate(rows.sizes):
+        cells = rows.row_cells(place)
         if col.MESSAGE_BYTES in cells:
             key = _other_cells(rows, place, (col.MESSAGE_BYTES,))
             name = f"{cells[col.DTYPE]}, {cells[col.NUM_DEVICES]}"
