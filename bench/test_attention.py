@@ -167,27 +167,84 @@ def test_sparse_flash_attention(row, replay):
     queries, keys, table = _sequences(row, tokens, cache, (count, blocks))
     seen = [kv - own + i + 1 for own, kv in zip(queries, keys, strict=True) for i in range(own)]
     # One cache holds keys and values, as in absorbed latent attention.
-    key = row.tensor(1, *fia.RANGE)
-    replay(
-        impl.sparse_flash_attention,
-        row.tensor(0, *fia.RANGE),
-        key,
-        key,
-        row.spread_positions(row.shape(3), seen),
-        1 / math.sqrt(width + rope),
-        block_table=table,
-        actual_seq_lengths_query=row.lengths(list(accumulate(queries)), host=False),
-        actual_seq_lengths_kv=row.lengths(keys, host=False),
-        query_rope=row.tensor(7, *fia.RANGE),
-        key_rope=row.tensor(8, *fia.RANGE),
-        sparse_block_size=1,
-        layout_query="TND",
-        layout_kv="PA_BSND",
-        sparse_mode=3,
-        attention_mode=2,
-        output_slots=[0],
-        expected=formulas.sparse_flash_attention,
+    query, key, query_rope, key_rope = (row.tensor(slot, *fia.RANGE) for slot in (0, 1, 7, 8))
+    call = {"actual_seq_lengths_query": row.lengths(list(accumulate(queries)), host=False), "block_table": table}
+    call |= {"actual_seq_lengths_kv": row.lengths(keys, host=False), "query_rope": query_rope, "key_rope": key_rope}
+    call |= {"sparse_block_size": 1, "layout_query": "TND", "layout_kv": "PA_BSND", "sparse_mode": 3}
+    arguments = (query, key, key, row.spread_positions(row.shape(3), seen), 1 / math.sqrt(width + rope))
+    call |= {"attention_mode": 2, "output_slots": [0], "expected": formulas.sparse_flash_attention}
+    replay(impl.sparse_flash_attention, *arguments, **call)
+
+
+@replays("SparseAttentionScore", npu="torch.ops._C_ascend.npu_sparse_attention_score")
+def test_sparse_attention_score(row, replay, custom_opp):
+    """Replays attention over blocks of keys that are chosen for each key head, as MiniMax-M3 has it.
+
+    Slots: queries (T, N, D), keys and values in pages (blocks, block size, H, D), indices of pages (H, T, K), block
+    table, how many of the indices count, two lengths.
+    """
+    row.expect_slots(range(8))
+    tokens, heads, width, pages, size, kv_heads, chosen, *table = row.sizes(
+        "tokens,heads,width; pages,page_size,kv_heads,width; pages,page_size,kv_heads,width; kv_heads,tokens,chosen"
+        "; sequences,blocks; kv_heads,tokens; sequences; sequences"
     )
+    row.expect(kv_heads and not heads % kv_heads, INPUT_SHAPES, "queries and keys do not match")
+    queries, keys, blocks = _sequences(row, tokens, (pages, size), table)
+    seen = [(kv - own + i) // size + 1 for own, kv in zip(queries, keys, strict=True) for i in range(own)]
+    index = row.spread_positions((tokens, kv_heads, chosen), seen).transpose(0, 1).contiguous()
+    call = {"select_num_idx": (index >= 0).sum(dim=-1, dtype=index.dtype), "num_key_value_heads": kv_heads}
+    call |= {"actual_seq_lengths": row.lengths(queries, host=False), "scale_value": 1 / math.sqrt(width)}
+    call |= {"actual_seq_lengths_kv": row.lengths(keys, host=False), "block_size": size, "top_k": chosen}
+    tensors = (*(row.tensor(slot, *fia.RANGE) for slot in range(3)), index, blocks)
+    replay(impl.sparse_attention_score, *tensors, **call, inner_precise=4, expected=formulas.sparse_attention_score)
+
+
+#: Keys of a block that native sparse attention chooses.
+_NSA_BLOCK = 64
+
+
+@replays("NsaSelectedAttentionInfer", npu="torch_npu.npu_nsa_select_attention_infer")
+def test_nsa_selected_attention(row, replay):
+    """Replays native sparse attention over the chosen blocks of keys, in decode.
+
+    Slots: a query (B, N, D) of each sequence, keys and values in pages (blocks, block size, H x D), indices of blocks
+    (B, H, K); 5: block table; 6 and 7: lengths.
+    """
+    row.expect_slots((0, 1, 2, 3, 5), (6, 7))
+    batch, heads, width, pages, size, of_keys, of_values, kv_heads, chosen, blocks = row.sizes(
+        "batch,heads,width; pages,page_size,keys; pages,page_size,values; batch,kv_heads,chosen; ; batch,blocks"
+    )
+    fits = kv_heads and not heads % kv_heads and not of_values % kv_heads and not size % _NSA_BLOCK
+    problem = f"queries and keys do not match, or pages are no blocks of {_NSA_BLOCK} keys"
+    row.expect(fits and of_keys == kv_heads * width, INPUT_SHAPES, problem)
+    row.assume(f"blocks of {_NSA_BLOCK} keys")
+    _, keys, table = _sequences(row, batch, (pages, size), (batch, blocks))
+    index = row.spread_positions(row.shape(3), [-(-kv // _NSA_BLOCK) for kv in keys])
+    sizes = (1 / math.sqrt(width), heads, kv_heads, _NSA_BLOCK, chosen, size)
+    call = {"actual_seq_qlen": [1] * batch, "actual_seq_kvlen": keys, "layout": "TND"}
+    tensors = (*(row.tensor(slot, *fia.RANGE) for slot in range(3)), index)
+    expected = formulas.nsa_select_attention
+    replay(impl.nsa_select_attention, *tensors, *sizes, **call, block_table=table, expected=expected)
+
+
+@replays("NsaCompress", npu="torch_npu.npu_nsa_compress")
+def test_nsa_compress(row, replay):
+    """Reads the slots keys or values (T, N, D), the weights of a block's tokens (size, N), perhaps lengths.
+
+    How many tokens after a block the next one begins follows from the number of blocks, if all sequences are equal.
+    """
+    row.expect_slots(range(2), (2,))
+    tokens, _, _, size, *_, blocks = row.sizes("tokens,heads,width; size,heads; ?*sequences -> blocks,heads,width")
+    lengths = fia.split_evenly(tokens, max(math.prod(row.shape(2)), 1) if row.has(2) else 1)
+    strides = (size // 2, size, *range(16, size, 16))
+    fitting = [
+        each for each in strides if each and sum(max(own - size, -each) // each + 1 for own in lengths) == blocks
+    ]
+    row.expect(fitting, OUTPUT_SHAPES, f"blocks of {size} tokens, of which none is skipped, are others")
+    row.assume(f"{len(lengths)} sequences, with a block each {fitting[0]} tokens")
+    ends, sizes = list(accumulate(lengths)), (size, fitting[0])
+    tensors = (row.tensor(slot) for slot in range(2))
+    replay(impl.nsa_compress, *tensors, *sizes, actual_seq_len=ends, expected=formulas.nsa_compress)
 
 
 def _sequences(row, tokens, cache, table):

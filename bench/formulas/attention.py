@@ -7,7 +7,8 @@ documentation of torch_npu.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -18,56 +19,29 @@ from opatlas.run.result_check import Largest
 
 from .matmul import FP8
 
-#: Most inputs that are read at once, and converted to float64: 64 MiB.
-_MOST_READ = 1 << 23
 #: A kernel may multiply in the dtype of the cache: two units in its last place are so many of BF16.
 _STEPS_OF_FP8 = 16
-#: Coordinates of a query of the result, and the number of keys that it sees.
-Row = tuple[int, ...]
-#: An index tensor for each axis of some queries, and the keys that each sees, (P, T): the last key is repeated.
+#: An index tensor for each axis of some queries.
 Places = tuple[Tensor, ...]
 
 
-def attend(
-    rows: Sequence[Row], width: int, device: torch.device, scale: float, read: Callable[[Places, Tensor], Places]
-) -> tuple[Tensor, Tensor]:
+def attend(rows: Sequence[Sequence[int]], scale: float, read: Callable[..., Places]) -> tuple[Tensor, Tensor]:
     """Returns o = sum_j e^(s_j) v_j / sum_j e^(s_j), and ln sum_j e^(s_j); s_j = scale q . k_j: (P, Dv) and (P,).
 
     Args:
-        rows: P queries; the last number is how many keys the query sees.
-        width: number of inputs for each key.
-        read: gets the numbers of some rows and the keys that each sees, and returns queries (P, D), keys (P, T, D) and
-            values (P, T, Dv).
+        rows: P queries, as some numbers each.
+        read: gets the numbers of a query; returns it (D), and the keys (T, D) and values (T, Dv) that it sees.
     """
     outs, sums = [], []
-    for batch, most in _batches([row[-1] for row in rows], width):
-        *places, seen = index_of(rows[batch], device)
-        # Values behind the keys that a query sees are not read.
-        j = torch.arange(most, device=device).minimum(seen.unsqueeze(-1) - 1)
-        q, keys, values = read(tuple(places), j)
-        scores = torch.bmm(keys.double(), q.double().unsqueeze(-1)).squeeze(-1) * scale
-        scores = scores.masked_fill(torch.arange(most, device=device) >= seen.unsqueeze(-1), -torch.inf)
-        highest = scores.amax(dim=-1, keepdim=True)
-        powers = (scores - highest).exp()
-        total = powers.sum(dim=-1, keepdim=True)
-        outs.append(torch.bmm(powers.unsqueeze(1), values.double()).squeeze(1) / total)
-        sums.append((highest + total.log()).squeeze(-1))
-    return torch.cat(outs), torch.cat(sums)
+    for row in rows:
+        q, keys, values = (x.double() for x in read(*row))
+        scores = keys @ q * scale
+        sums.append(scores.logsumexp(dim=0))
+        outs.append((scores - sums[-1]).exp() @ values)
+    return torch.stack(outs), torch.stack(sums)
 
 
-def _batches(seen: Sequence[int], width: int) -> Iterator[tuple[slice, int]]:
-    """Yields consecutive parts, as many as read `_MOST_READ` numbers, and the most keys that one of them sees."""
-    start = 0
-    while start < len(seen):
-        end, longest = start + 1, seen[start]
-        while end < len(seen) and (end + 1 - start) * max(longest, seen[end]) * width <= _MOST_READ:
-            longest = max(longest, seen[end])
-            end += 1
-        yield slice(start, end), longest
-        start = end
-
-
-def index_of(rows: Sequence[Row], device: torch.device) -> Places:
+def index_of(rows: Sequence[Sequence[int]], device: torch.device) -> Places:
     """Returns elements of a tensor as an index tensor for each axis."""
     axes: Places = torch.tensor(rows, device=device).unbind(-1)
     return axes
@@ -106,7 +80,7 @@ def fused_infer_attention_score(
     length = 0 if tnd else query.shape[2]
     tokens = query.shape[0] if tnd else query.shape[0] * length
 
-    def place_of(row: int) -> Row:
+    def place_of(row: int) -> tuple[int, ...]:
         """Returns token, head, sequence, position in the sequence, key head, first key, and number of keys seen."""
         token, n = divmod(row, num_heads)
         number, i, queries = _sequence(token, actual_seq_lengths if tnd else None, length)
@@ -116,12 +90,11 @@ def fused_infer_attention_score(
         cut = max(seen - pre_tokens - 1, 0) if sparse_mode == 4 else 0
         return token, n, number, i, n // (num_heads // num_key_value_heads), first + cut, seen - cut
 
-    def read(places: Places, j: Tensor) -> Places:
-        token, n, number, i, head, first = places
-        j = first.unsqueeze(-1) + j
-        own: Places = (j, head.unsqueeze(-1))
+    def read(token: int, n: int, number: int, i: int, head: int, first: int, seen: int) -> Places:
+        j = torch.arange(first, first + seen, device=query.device)
+        own: tuple[Any, ...] = (j, head)
         if block_table is not None:
-            own = (block_table[number.unsqueeze(-1), j // block_size].long(), head.unsqueeze(-1), j % block_size)
+            own = (block_table[number, j // block_size].long(), head, j % block_size)
         at = (token, n) if tnd else (number, n, i)
         q, keys = query[at], _stored(key, own, num_key_value_heads)
         if query_rope is not None and key_rope is not None:
@@ -131,7 +104,7 @@ def fused_infer_attention_score(
 
     width = value.shape[-1] // (num_key_value_heads if block_table is not None and value.dim() == 3 else 1)
     rows = list(map(place_of, draw(tokens * num_heads, elements=width, terms=max(actual_seq_lengths_kv) * 2 * width)))
-    out, sums = attend(rows, 2 * query.shape[-1], query.device, scale, read)
+    out, sums = attend(rows, scale, read)
     token, n, number, i = index_of([row[:4] for row in rows], query.device)
     if learnable_sink is not None:
         out = out / (1 + (learnable_sink[n].double() - sums).exp())[:, None]
@@ -154,8 +127,8 @@ def _sequence(token: int, ends: Sequence[int] | None, length: int) -> tuple[int,
     return number, token - start, ends[number] - start
 
 
-def _stored(cache: Tensor, own: Places, heads: int) -> Tensor:
-    """Returns the vectors of keys, (P, T, D); `own` has token and head, or page, head and offset."""
+def _stored(cache: Tensor, own: tuple[Any, ...], heads: int) -> Tensor:
+    """Returns the vectors of keys, (T, D); `own` has token and head, or page, head and offset."""
     if len(own) == 3 and cache.dim() == 3:
         block, head, offset = own
         own, cache = (block, offset, head), cache.unflatten(-1, (heads, -1))
@@ -193,16 +166,14 @@ def ring_mla(
         spans += [(start, kv - queries + i + 1 if causal else kv) for i in range(queries)]
         start += kv
 
-    def read(places: Places, j: Tensor) -> Places:
-        token, n, first = places
-        own = (first.unsqueeze(-1) + j, (n // (head_num // kv_head_num)).unsqueeze(-1))
+    def read(token: int, n: int, first: int, seen: int) -> Places:
+        own = (slice(first, first + seen), n // (head_num // kv_head_num))
         keys = torch.cat([k_nope[own], k_rope[own]], dim=-1)
         return torch.cat([q_nope[token, n], q_rope[token, n]], dim=-1), keys, value[own]
 
     numbers = draw(len(q_nope) * head_num, elements=value.shape[-1], terms=len(k_nope) * 2 * value.shape[-1])
     rows = [(token, n, *spans[token]) for token, n in (divmod(number, head_num) for number in numbers)]
-    width = q_nope.shape[-1] + q_rope.shape[-1] + value.shape[-1]
-    out, lse = attend(rows, width, q_nope.device, qk_scale, read)
+    out, lse = attend(rows, qk_scale, read)
     tokens, heads = index_of([row[:2] for row in rows], q_nope.device)
     if pre_out is not None and prev_lse is not None:
         before = prev_lse[heads, tokens].double()
@@ -234,72 +205,81 @@ def _sort_scores(indices: Tensor, *scores: Tensor) -> Places:
 
 
 @parts(view=_sort_scores)
-def lightning_indexer(
-    draw: Draw,
-    query: Tensor,
-    key: Tensor,
-    weights: Tensor,
-    *,
-    actual_seq_lengths_query: Tensor,
-    actual_seq_lengths_key: Tensor,
-    block_table: Tensor,
-    sparse_count: int,
-    return_value: bool = False,
-    **unused: Any,
-) -> tuple[Part, ...]:
+def lightning_indexer(draw: Draw, query: Tensor, key: Tensor, weights: Tensor, **call: Any) -> tuple[Part, ...]:
     """Returns the largest of sum_n w_n max(q_n . k_j, 0) over the keys j that the query sees (causal)."""
-    ends, lengths = actual_seq_lengths_query.tolist(), actual_seq_lengths_key.tolist()
+    table, sparse_count = call["block_table"], call["sparse_count"]
+    ends, lengths = (call[f"actual_seq_lengths_{name}"].tolist() for name in ("query", "key"))
     longest = max(lengths)
     tokens = draw(len(query), elements=sparse_count, terms=longest * query.shape[1] * query.shape[2])
     scores = torch.full((len(tokens), longest), -torch.inf, dtype=torch.float64, device=query.device)
     for line, token in zip(scores, tokens, strict=True):
         b = bisect_right(ends, token)
         seen = lengths[b] - (ends[b] - token) + 1
-        k = _read_pages(key, block_table[b], torch.arange(seen, device=query.device)).double()
+        j = torch.arange(seen, device=query.device)
+        k = key[table[b, j // key.shape[1]].long(), j % key.shape[1], 0].double()
         line[:seen] = (k @ query[token].double().T).clamp(min=0) @ weights[token].double()
     best = scores.sort(dim=-1, descending=True).values[:, :sparse_count]
     missing = sparse_count - best.shape[-1]
     best = torch.nn.functional.pad(best, (0, missing), value=-torch.inf)
     where = (torch.tensor(tokens, device=query.device), 0)
     found = Part(where, Largest(scores, best))
-    return (found, Part(where, best)) if return_value else (found,)
+    return (found, Part(where, best)) if call.get("return_value") else (found,)
 
 
 @parts()
 def sparse_flash_attention(
-    draw: Draw,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    sparse_indices: Tensor,
-    scale_value: float,
-    *,
-    block_table: Tensor,
-    actual_seq_lengths_query: Tensor,
-    query_rope: Tensor,
-    key_rope: Tensor,
-    **unused: Any,
+    draw: Draw, query: Tensor, key: Tensor, value: Tensor, sparse_indices: Tensor, scale_value: float, **call: Any
 ) -> tuple[Part, ...]:
     """Computes attention over the keys of `sparse_indices`; -1 means no key."""
-    ends, (heads, width) = actual_seq_lengths_query.tolist(), query.shape[1:]
-    # The keys of a query before the places without a key.
-    chosen = sparse_indices[:, 0].sort(dim=-1, descending=True).values.long()
-    counts = (chosen >= 0).sum(dim=-1).tolist()
-
-    def read(places: Places, j: Tensor) -> Places:
-        token, n, b = places
-        table, keys = block_table[b], chosen[token].gather(1, j)
-        own = (table.gather(1, keys // key.shape[1]).long(), keys % key.shape[1], 0)
-        q = torch.cat([query[token, n], query_rope[token, n]], dim=-1)
-        return q, torch.cat([key[own], key_rope[own]], dim=-1), value[own]
-
-    numbers = draw(len(query) * heads, elements=width, terms=sparse_indices.shape[-1] * 2 * width)
-    rows = [(t, n, bisect_right(ends, t), counts[t]) for t, n in (divmod(number, heads) for number in numbers)]
-    out, _ = attend(rows, 2 * width + key_rope.shape[-1], query.device, scale_value, read)
-    return (Part(index_of([row[:2] for row in rows], query.device), out),)
+    ends = call["actual_seq_lengths_query"].tolist()
+    queries = [(bisect_right(ends, t), key.shape[:2].numel()) for t in range(len(query))]
+    tensors = (torch.cat([query, call["query_rope"]], dim=-1), (key, call["key_rope"]), value)
+    return _over_blocks(draw, tensors, (sparse_indices, 1), queries, call["block_table"], scale_value)
 
 
-def _read_pages(cache: Tensor, table: Tensor, j: Tensor) -> Tensor:
-    """Returns tokens j of a sequence whose pages are in `table`: (len(j), D)."""
-    size = cache.shape[1]
-    return cache[table[j // size].long(), j % size, 0]
+@parts()
+def sparse_attention_score(draw: Draw, query: Tensor, *tensors: Tensor, **call: Any) -> tuple[Part, ...]:
+    """Computes attention over blocks of keys, chosen for each key head, up to the query's own (Lai et al. 2026)."""
+    key, value, chosen, table = tensors
+    lengths = zip(call["actual_seq_lengths"].tolist(), call["actual_seq_lengths_kv"].tolist(), strict=True)
+    queries = [(b, kv - own + i + 1) for b, (own, kv) in enumerate(lengths) for i in range(own)]
+    blocks = (chosen.transpose(0, 1), call["block_size"])
+    return _over_blocks(draw, (query, (key,), value), blocks, queries, table, call["scale_value"])
+
+
+@parts()
+def nsa_select_attention(draw: Draw, query: Tensor, *others: Any, **call: Any) -> tuple[Part, ...]:
+    """Computes attention of the last query of each sequence over chosen blocks of keys (Yuan et al. 2025)."""
+    *caches, chosen, scale, _, heads, size, _, _ = others
+    key, value = (cache.view(*cache.shape[:2], heads, -1) for cache in caches)
+    queries = [*enumerate(call["actual_seq_kvlen"])]
+    return _over_blocks(draw, (query, (key,), value), (chosen, size), queries, call["block_table"], scale)
+
+
+def _over_blocks(
+    draw: Draw, tensors: Any, blocks: tuple[Tensor, int], queries: Any, table: Tensor, scale: float
+) -> tuple[Part]:
+    """Computes attention over chosen blocks (T, H, K) of some size; `queries`: sequences and numbers of keys seen."""
+    (query, keys, value), (chosen, size), (heads, width) = tensors, blocks, tensors[0].shape[1:]
+
+    def read(t: int, n: int) -> Places:
+        (b, seen), h = queries[t], n * chosen.shape[1] // heads
+        begins = [block * size for block in chosen[t, h].tolist() if block >= 0]
+        j = torch.tensor([j for i in begins for j in range(i, min(i + size, seen))], device=query.device)
+        own = (table[b, j // value.shape[1]].long(), j % value.shape[1], h)
+        return query[t, n], torch.cat([part[own] for part in keys], dim=-1), value[own]
+
+    numbers = draw(len(query) * heads, elements=value.shape[-1], terms=chosen.shape[-1] * size * 2 * width)
+    rows = [divmod(number, heads) for number in numbers]
+    return (Part(index_of(rows, query.device), attend(rows, scale, read)[0]),)
+
+
+@per_element(terms=lambda x, weight, *_, **__: len(weight))
+def nsa_compress(at: Places, x: Tensor, weight: Tensor, size: int, stride: int, *, actual_seq_len: Any) -> Tensor:
+    """Returns sum_l w_l x_(i + l) over the blocks of each sequence that begin at multiples i of `stride`."""
+    ends = pairwise([0, *actual_seq_len])
+    begins = torch.tensor([i for first, end in ends for i in range(first, end - size + 1, stride)], device=x.device)
+    (block, n, d), found = at, torch.zeros(len(at[0]), dtype=torch.float64, device=x.device)
+    for token in range(size):
+        found += to_float64(x[begins[block] + token, n, d]) * to_float64(weight[token, n])
+    return found

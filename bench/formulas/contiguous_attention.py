@@ -64,15 +64,14 @@ def _dense(
     (batches, heads, queries, width), (kv_heads, keys) = _sizes(query, key, heads, input_layout)
     q, k, v = (_by_heads(x, input_layout, width) for x in tensors)
 
-    def read(places: Places, j: Tensor) -> Places:
-        b, n, i = places
-        own = (b.unsqueeze(-1), (n // (heads // kv_heads)).unsqueeze(-1), j)
+    def read(b: int, n: int, i: int, seen: int) -> Places:
+        own = (b, n // (heads // kv_heads), slice(seen))
         return q[b, n, i], k[own], v[own]
 
     numbers = draw(batches * heads * queries, elements=width, terms=keys * 2 * width)
     hidden = queries - 1 if causal else 0
     rows = [(*_coordinates(row, heads, queries), keys - hidden + (row % queries if causal else 0)) for row in numbers]
-    out, sums = attend(rows, 2 * width, query.device, scale, read)
+    out, sums = attend(rows, scale, read)
     at = index_of([row[:3] for row in rows], query.device)
     return Part(_where(at, input_layout, width), out), at, sums
 

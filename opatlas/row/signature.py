@@ -189,7 +189,10 @@ def _column(words: Words, which: int) -> str:
 
 
 #: Kernels that read keys in pages; the lengths of the sequences say how many.
-_PAGED = frozenset({"FusedInferAttentionScore", "LightningIndexer", "SparseFlashAttention"})
+_PAGED = frozenset(
+    {"FusedInferAttentionScore", "LightningIndexer", "SparseFlashAttention"}
+    | {"NsaSelectedAttentionInfer", "SparseAttentionScore"}
+)
 
 
 _LENGTHS = (*col.RUNTIME_IN_SIGNATURE, *col.LENGTHS_IN_SIGNATURE)

@@ -76,9 +76,11 @@ FIA, RING, FLASH, FLASH_GRAD = (
     "FlashAttentionScore",
     "FlashAttentionScoreGrad",
 )
-INDEXER, SPARSE, LAYER, PRODUCT, GROUPED = (
+INDEXER, SPARSE, BLOCKS, SELECTED, LAYER, PRODUCT, GROUPED = (
     "LightningIndexer",
     "SparseFlashAttention",
+    "SparseAttentionScore",
+    "NsaSelectedAttentionInfer",
     "DispatchFFNCombine",
     "QuantBatchMatmulV3",
     "GroupedMatmul",
@@ -87,6 +89,7 @@ _ATTENTION, _LAYER, _PRODUCT = "fused_infer_attention_score", "dispatch_ffn_comb
 GROUPED, _GROUPED = "GroupedMatmul", "grouped_matmul"
 WEIGHTS, _WEIGHTS = "WeightQuantBatchMatmulV2", "weight_quant_batchmatmul"
 _DISPATCH, _COMBINE = "moe_distribute_dispatch", "moe_distribute_combine"
+_BLOCKS, _SELECTED = "sparse_attention_score", "nsa_select_attention"
 _FP8_PRODUCT = f"9,96;96,64;64;9 | {E4M3};FLOAT;FLOAT -> 9,64 | DT_BF16"
 _FP8_GROUPED = f"19,96;5,96,64;;5,64;;;;5;19 | {FP8_GROUPS} -> 19,64 | DT_BF16"
 _INT4 = "19,64;5,64,40;;;;5,2,40;5,2,40;5 | DT_BF16;INT4;;;;DT_BF16;DT_BF16;INT64 -> 19,40 | DT_BF16"
@@ -168,6 +171,15 @@ MISTAKES: list[tuple[Any, ...]] = [
     (SPARSE, "no rope part", keywords("sparse_flash_attention", key_rope=torch.zeros_like), 0),
     (SPARSE, "other pages", keywords("sparse_flash_attention", block_table=lambda table: table.flip(0)), 0),
     (SPARSE, "next query", arguments("sparse_flash_attention", lambda q, k, v, at, s: (q, k, v, at.roll(1, 0), s)), 0),
+    (BLOCKS, "blocks of the next query", arguments(_BLOCKS, lambda *own: (*own[:3], own[3].roll(1, 1), own[4])), 0),
+    (BLOCKS, "other pages", arguments(_BLOCKS, lambda *own: (*own[:4], own[4].flip(0))), 0),
+    (BLOCKS, "the last block whole", keywords(_BLOCKS, actual_seq_lengths_kv=lambda kv: kv + 3), 0),
+    (SELECTED, "other blocks", arguments(_SELECTED, lambda *own: (*own[:3], own[3].roll(1, 0), *own[4:])), 0),
+    (SELECTED, "blocks of half the size", arguments(_SELECTED, lambda *own: (*own[:7], own[7] // 2, *own[8:])), 0),
+    (SELECTED, "one key more", keywords(_SELECTED, actual_seq_kvlen=lambda own: [kv + 1 for kv in own]), 0),
+    ("NsaCompress", "weights from the last", lambda x, w, *a, **o: impl.nsa_compress(x, w.flip(0), *a, **o)),
+    ("NsaCompress", "weights of other heads", lambda x, w, *a, **o: impl.nsa_compress(x, w.roll(1, 1), *a, **o)),
+    ("NsaCompress", "begins a token late", lambda x, *a, **o: impl.nsa_compress(x.roll(-1, 0), *a, **o)),
     # Expert parallelism.
     (LAYER, "weights of experts left out", keywords(_LAYER, probs=ones), 0),
     (LAYER, "scales of another expert", call_with(_LAYER, lambda call: {"scale1": [call["scale1"][0].roll(1, 0)]}), 3),

@@ -32,6 +32,12 @@ SCHEMAS = {
             bool return_softmax_lse=False)
             -> (Tensor attention_out, Tensor softmax_max, Tensor softmax_sum)
 
+        npu_sparse_attention_score(Tensor query, Tensor key, Tensor value, Tensor select_idx, Tensor block_table, *,
+            Tensor? select_num_idx=None, Tensor? q_dequant_scale=None, Tensor? k_dequant_scale=None,
+            Tensor? v_dequant_scale=None, Tensor? actual_seq_lengths=None, Tensor? actual_seq_lengths_kv=None,
+            str q_input_layout="TND", str kv_input_layout="BNSD", int num_key_value_heads=1, float scale_value=1.0,
+            int block_size=128, int top_k=16, int inner_precise=0) -> Tensor
+
         batch_matmul_transpose(Tensor tensor_a, Tensor tensor_b, Tensor(a!) tensor_c, str? format_mode=None,
             str? quant_mode=None) -> ()
 

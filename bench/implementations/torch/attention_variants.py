@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -81,26 +82,71 @@ def sparse_flash_attention(
     Keys are in pages (blocks, block size, 1, D); without their rope part they are the values. The second and third
     result, statistics for training, are empty.
     """
-    tokens, width = query.shape[0], query.shape[-1]
-    block_size = key.shape[1]
+    tokens = torch.arange(len(query), device=query.device)
+    table = block_table[torch.searchsorted(actual_seq_lengths_query, tokens, right=True)]
     everything = torch.cat([query, query_rope], dim=-1)
-    of_token = torch.searchsorted(actual_seq_lengths_query, torch.arange(tokens, device=query.device), right=True)
-    out = torch.empty_like(query)
-    step = max(1, _AT_A_TIME // (sparse_indices.shape[-1] * everything.shape[-1]))
-    for first in range(0, tokens, step):
-        own = slice(first, first + step)
-        chosen = sparse_indices[own, 0].long()
-        seen = chosen >= 0
-        chosen = chosen.clamp_(min=0)
-        block = block_table[of_token[own]].gather(1, chosen // block_size).long()
-        offset = chosen % block_size
-        keys = torch.cat([key[block, offset], key_rope[block, offset]], dim=-1).transpose(1, 2)
-        # Heads share the keys, so they count as queries of one head.
-        result = functional.scaled_dot_product_attention(
-            everything[own, None], keys, keys, attn_mask=seen[:, None, None], scale=scale_value
-        )
-        out[own] = result[:, 0, :, :width]
+    out = _attend_chosen(everything, (key, key_rope), key, sparse_indices.long(), table, scale_value)
     return out, query.new_empty(0), query.new_empty(0)
+
+
+def _attend_chosen(
+    q: Tensor, keys: tuple[Tensor, ...], values: Tensor, chosen: Tensor, table: Tensor, scale: float
+) -> Tensor:
+    """Returns attention of queries (T, N, D) over tokens in pages, (T, H, K), -1 for none; `table` has a line for each.
+
+    The parts of keys, and values, are (blocks, block size, H, D). Values that are a part of the keys come first there.
+    """
+    size, heads = values.shape[1:3]
+    out = q.new_empty(*q.shape[:2], values.shape[-1])
+    step = max(1, _AT_A_TIME // (chosen[0].numel() * q.shape[-1]))
+    for first in range(0, len(q), step):
+        own = slice(first, first + step)
+        at = chosen[own].clamp(min=0)
+        pages = table[own].gather(1, (at // size).flatten(1)).view(at.shape).long()
+        places = (pages, at % size, torch.arange(heads, device=q.device)[:, None])
+        k = torch.cat([part[places] for part in keys], dim=-1)
+        v = k if values is keys[0] else values[places]
+        # Heads that share the keys count as queries of one head.
+        grouped, seen = q[own].unflatten(1, (heads, -1)), (chosen[own] >= 0)[:, :, None]
+        result = functional.scaled_dot_product_attention(grouped, k, v, attn_mask=seen, scale=scale)
+        out[own] = result.flatten(1, 2)[..., : values.shape[-1]]
+    return out
+
+
+def sparse_attention_score(
+    query: Tensor, key: Tensor, value: Tensor, select_idx: Tensor, block_table: Tensor, **call: Any
+) -> Tensor:
+    """Returns attention of (T, N, D) over the blocks of `select_idx` (H, T, K), up to the query's own key."""
+    own = call["actual_seq_lengths"].long()
+    of_token = torch.arange(len(own), device=own.device).repeat_interleave(own, output_size=len(query))
+    last = torch.arange(len(query), device=own.device) + (call["actual_seq_lengths_kv"] - own.cumsum(0))[of_token]
+    chosen = _tokens_of_blocks(select_idx.transpose(0, 1), call["block_size"], last)
+    return _attend_chosen(query, (key,), value, chosen, block_table[of_token], call["scale_value"])
+
+
+def nsa_select_attention(
+    query: Tensor, key: Tensor, value: Tensor, topk_indices: Tensor, scale_value: float, *sizes: int, **call: Any
+) -> Tensor:
+    """Returns attention of a query (B, N, D) of each sequence over the blocks of `topk_indices` (B, H, K).
+
+    Sizes: query heads, key heads, keys of a block, blocks, keys of a page.
+    """
+    key, value = (x.unflatten(-1, (sizes[1], -1)) for x in (key, value))
+    last = torch.tensor(call["actual_seq_kvlen"], device=query.device) - 1
+    chosen = _tokens_of_blocks(topk_indices, sizes[2], last)
+    return _attend_chosen(query, (key,), value, chosen, call["block_table"], scale_value)
+
+
+def _tokens_of_blocks(blocks: Tensor, size: int, last: Tensor) -> Tensor:
+    """Returns the tokens of blocks (T, H, K) up to the last one of each query, (T, H, K x size); -1 elsewhere."""
+    tokens = (blocks.long()[..., None] * size + torch.arange(size, device=blocks.device)).flatten(2)
+    return tokens.masked_fill((tokens < 0) | (tokens > last[:, None, None]), -1)
+
+
+def nsa_compress(x: Tensor, weight: Tensor, size: int, stride: int, *, actual_seq_len: Sequence[int]) -> Tensor:
+    """Returns sums of blocks of tokens (T, N, D) of each sequence, weighed by (size, N), a block each `stride`."""
+    blocks = [own.unfold(0, size, stride) for own in x.split(differences(actual_seq_len)) if len(own) >= size]
+    return torch.einsum("bndl,ln->bnd", torch.cat(blocks), weight)
 
 
 def flash_attention_score(

@@ -16,7 +16,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from opatlas.row import columns as col
-from opatlas.row.attention import PRE_TOKENS, WINDOW
+from opatlas.row.attention import WINDOW
 from opatlas.row.errors import Unsupported
 from opatlas.row.slots import FP8
 
@@ -278,11 +278,9 @@ class _AttentionReader:
         mask, recorded = self.shape(MASK), self.recorded_mode()
         mode = recorded if recorded is not None else (0 if mask is None else 3)
         column, remedy = col.RUNTIME_PREFIX + "sparse_mode", "correct it, if it is wrong"
-        self.row.expect(
-            mode in (0, 3, WINDOW), column, "only 0 (no mask), 3 (causal) and 4 (a window) are replayed", remedy
-        )
-        known = mode != WINDOW or self.row.runtime_number("pre_tokens") is not None
-        self.row.expect(known, PRE_TOKENS, f"sparse_mode {mode} has a window, whose size is missing", "fill it")
+        known = mode in (0, 3) or (mode == WINDOW and self.row.runtime_number("pre_tokens") is not None)
+        problem = "only 0 (no mask), 3 (causal) and, with its pre_tokens, 4 (a window) are replayed"
+        self.row.expect(known, column, problem, remedy)
         self.expect(
             mask is None or (mask[-2:] == CAUSAL_MASK and math.prod(mask[:-2]) == 1),
             "slot 4 (atten_mask) must have the shape 2048,2048, which means a causal mask",
