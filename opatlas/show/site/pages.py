@@ -33,7 +33,7 @@ from opatlas.row.quality import Quality
 from opatlas.row.roofline import device_peak
 from opatlas.row.versions import package_version
 
-from .rows import WORDS, MoreCells, columns_of, durations_of, moves_each_byte_once, row_table
+from .rows import NOT_JUDGED, WORDS, MoreCells, columns_of, durations_of, moves_each_byte_once, row_table
 from .series import RunHistories, curve_cells, curves_of, predicted
 
 #: What the files of rows and of steps are called, before their numbers.
@@ -336,7 +336,7 @@ def _median(tables: Sequence[pd.DataFrame], column: str) -> float | None:
 
 def _figures(tables: Sequence[pd.DataFrame]) -> dict[str, Any]:
     """Returns the numbers of the first screen, over all rows."""
-    judged = Counter(quality for table in tables for quality in table["quality"] if quality)
+    judged = Counter(quality for table in tables for quality in table["quality"] if quality not in ("", NOT_JUDGED))
     return {
         "rows": sum(map(len, tables)),
         "timed": int(sum(table["duration_us"].notna().sum() for table in tables)),
