@@ -11,7 +11,6 @@ from pathlib import Path
 from statistics import median
 from typing import Annotated
 
-import msgspec
 from cyclopts import Parameter
 
 from opatlas.ask.overview import Overview, read_overview
@@ -216,15 +215,12 @@ def report(
     """
     require_extra("report", "`opatlas report`", "bokeh")
     # pandas takes as long to import as `opatlas show` to run.
-    from opatlas.ask.query.database import open as open_database
     from opatlas.show.site.pages import write_site
 
     place = database_folder(database)
     if against and "@" not in against:
         against = str(database_folder(against))
-    opened = open_database(place) if step else None
-    costs = [opened.model(**msgspec.structs.asdict(each)) for each in step] if opened else []
-    site = write_site(place, output, against=against, costs=costs)
+    site = write_site(place, output, against=against, steps=step)
     parts: list[Part] = [
         Fields({"site": str(site.start), "kernel types": site.kernel_types}),
         Table(("of", "rows"), [*site.rows_of.items(), ("all", site.rows)], title="rows"),
