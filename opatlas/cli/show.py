@@ -76,8 +76,9 @@ def _page(found: Overview) -> Iterator[Part]:
             "kernel types": len(found.kernel_types),
             **{what: found.total(what) or None for what in _NUMBERS},
             "noise": percent(median(noise)) if noise else None,
-            "runs": found.runs,
-            "newest run": _day(found),
+            "runs": found.runs or None,
+            "ingests": found.ingests or None,
+            f"newest {'run' if found.runs else 'ingest'}": _day(found),
         },
         title=found.path,
     )
@@ -85,7 +86,6 @@ def _page(found: Overview) -> Iterator[Part]:
         {
             "replayed on": _counts(found.devices, "runs"),
             "captured on": _counts(found.captured_on, "ingests"),
-            "ingests": found.ingests,
             "unmerged journals": found.unmerged or None,
         },
         title="runs",
@@ -124,7 +124,7 @@ def _counts(counts: Mapping[str, int], unit: str) -> str:
 
 
 def _day(found: Overview) -> str | None:
-    """Returns the day of the newest run; None without one."""
+    """Returns the day of the newest run or ingest; None without one."""
     return None if found.last_run_at is None else time.strftime("%Y-%m-%d", time.gmtime(found.last_run_at))
 
 
