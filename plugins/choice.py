@@ -27,7 +27,7 @@ from opatlas.data.comparable import Staleness
 from opatlas.data.manifest import run_id_time
 from opatlas.errors import CellError
 from opatlas.row.columns import CACHE_STATE, INSTRUMENT, QUALITY, RUN_ID
-from opatlas.row.quality import Floats
+from opatlas.row.quality import Floats, Quality
 from opatlas.row.slots import Slot, dtype_name, format_name, known_dtype
 from opatlas.row.status import Status, UpdateMode
 from opatlas.row.table import Row, RowTable
@@ -227,6 +227,8 @@ VARIABLES: Mapping[str, _Values] = {
     "instrument": _cells(INSTRUMENT),
     "run": _cells(RUN_ID, "none"),
 }
+#: The values of variables that have no others.
+_WORDS = {"status": STATUSES, "quality": tuple(quality.value for quality in Quality)}
 #: The variables whose values are texts, which a user may write without quotes.
 _TEXTS = frozenset(("type", "dtype", "dtypes", "format", "formats", "status", "quality", "cache", "instrument", "run"))
 
@@ -270,9 +272,9 @@ class Where:
         ]
 
     @property
-    def is_of_status(self) -> bool:
-        """Whether the expression is about statuses alone, which change from session to session."""
-        return self.names.keys() == {"status"}
+    def is_of_outcome(self) -> bool:
+        """Whether the expression is about what sessions leave alone, which changes from one to the next."""
+        return self.names.keys() <= {*_WORDS, "noise", "samples"}
 
     def unknown(self, columns: Iterable[str]) -> str:
         """Returns what is wrong with the names; "" where each name is a variable or the slug of a column."""
@@ -341,20 +343,18 @@ def _take_texts(node: ast.Compare) -> None:
         beside = [*before, *names[place + 1 : place + 2]]
         is_text = any(name in _TEXTS for name in beside)
         is_text = is_text or any(name and name not in VARIABLES for name in before)
-        taken.append(_as_text(side, is_text=is_text, is_status="status" in beside))
+        taken.append(_as_text(side, is_text=is_text, variable=next((name for name in beside if name in _WORDS), "")))
     node.left, *node.comparators = taken
 
 
-def _as_text(node: ast.expr, *, is_text: bool, is_status: bool) -> ast.expr:
+def _as_text(node: ast.expr, *, is_text: bool, variable: str) -> ast.expr:
     if isinstance(node, ast.Tuple | ast.List):
-        node.elts = [_as_text(item, is_text=is_text, is_status=is_status) for item in node.elts]
-    elif is_status and isinstance(node, ast.Name | ast.Constant):
+        node.elts = [_as_text(item, is_text=is_text, variable=variable) for item in node.elts]
+    elif variable and isinstance(node, ast.Name | ast.Constant):
         text = node.id if isinstance(node, ast.Name) else str(node.value)
-        if text.lower() not in STATUSES:
-            raise ExpressionError(
-                f"column {node.col_offset + 1}: {text!r} is no status{suggest(text, STATUSES)}: "
-                f"the statuses are {', '.join(STATUSES)}"
-            )
+        if text.lower() not in (words := _WORDS[variable]):
+            place = f"column {node.col_offset + 1}: {text!r}"
+            raise ExpressionError(f"{place} is no {variable}{suggest(text, words)}: give one of {', '.join(words)}")
         return ast.Constant(text)
     elif is_text and isinstance(node, ast.Name) and node.id.lower() not in VARIABLES:
         return ast.Constant(node.id)

@@ -338,14 +338,14 @@ class Session:
         if plan.problems or plan.is_incomplete:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         elif session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
-            # A condition on the status that no row meets is success; another condition may be wrong.
-            settings = self.context.settings
-            is_of_status = settings.where is not None and settings.where.is_of_status
+            # A condition on the outcome that no row meets is success; another condition may be wrong.
+            where = self.context.settings.where
+            is_of_outcome = where is not None and where.is_of_outcome
             # A shard of few rows may be empty, which is success.
             if (
                 self.requested(Fate.LEFT_OUT)
                 or self.requested(Fate.OTHER_SHARD)
-                or (is_of_status and self.requested(Fate.NOT_SELECTED))
+                or (is_of_outcome and self.requested(Fate.NOT_SELECTED))
             ):
                 session.exitstatus = pytest.ExitCode.OK
 

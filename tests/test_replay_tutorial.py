@@ -43,7 +43,10 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> ScratchCheckout:
             (scratch.folder / "DB" / "Mish.csv").write_text(block)
         else:
             path = scratch.folder / name
-            path.write_text(put(path.read_text("utf-8"), where, block))
+            text = path.read_text("utf-8")
+            own, others = (set(re.findall(r"^def (\w+)", each, re.MULTILINE)) for each in (block, text))
+            assert not own & others
+            path.write_text(put(text, where, block))
     return scratch
 
 

@@ -8,6 +8,7 @@ only input the axes of whole numbers: sizes, not a tensor, so that neither bytes
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 
 import msgspec
@@ -70,6 +71,8 @@ class _Output(msgspec.Struct):
 def read_nvbench(path: Path, root: Path, on_bytes: Callable[[int], None]) -> CapturedLaunches:
     """Reads the states of the benchmarks (`CaptureReader`). Raises TableError."""
     output = _read(path)
+    # Whoever asked for the device before has it.
+    _read.cache_clear()
     launches = CapturedLaunches(path, root, duration=_MEAN)
     kinds: list[NDArray[np.int32]] = []
     durations: list[NDArray[np.float64]] = []
@@ -91,6 +94,7 @@ def nvbench_device(path: Path) -> str | None:
     return next((slug(device.name) for device in output.devices if device.id in output.used()), None)
 
 
+@lru_cache(maxsize=1)
 def _read(path: Path) -> _Output:
     try:
         output = decode(read_file(path, _LARGEST_BYTES, "correct the path or its rights"), _Output, "the JSON")

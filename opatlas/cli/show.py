@@ -11,7 +11,6 @@ from pathlib import Path
 from statistics import median
 from typing import Annotated
 
-import msgspec
 from cyclopts import Parameter
 
 from opatlas.ask.overview import Overview, read_overview
@@ -76,8 +75,9 @@ def _page(found: Overview) -> Iterator[Part]:
             "kernel types": len(found.kernel_types),
             **{what: found.total(what) or None for what in _NUMBERS},
             "noise": percent(median(noise)) if noise else None,
-            "runs": found.runs,
-            "newest run": _day(found),
+            "runs": found.runs or None,
+            "ingests": found.ingests or None,
+            f"newest {'run' if found.runs else 'ingest'}": _day(found),
         },
         title=found.path,
     )
@@ -85,7 +85,6 @@ def _page(found: Overview) -> Iterator[Part]:
         {
             "replayed on": _counts(found.devices, "runs"),
             "captured on": _counts(found.captured_on, "ingests"),
-            "ingests": found.ingests,
             "unmerged journals": found.unmerged or None,
         },
         title="runs",
@@ -124,7 +123,7 @@ def _counts(counts: Mapping[str, int], unit: str) -> str:
 
 
 def _day(found: Overview) -> str | None:
-    """Returns the day of the newest run; None without one."""
+    """Returns the day of the newest run or ingest; None without one."""
     return None if found.last_run_at is None else time.strftime("%Y-%m-%d", time.gmtime(found.last_run_at))
 
 
@@ -216,15 +215,12 @@ def report(
     """
     require_extra("report", "`opatlas report`", "bokeh")
     # pandas takes as long to import as `opatlas show` to run.
-    from opatlas.ask.query.database import open as open_database
     from opatlas.show.site.pages import write_site
 
     place = database_folder(database)
     if against and "@" not in against:
         against = str(database_folder(against))
-    opened = open_database(place) if step else None
-    costs = [opened.model(**msgspec.structs.asdict(each)) for each in step] if opened else []
-    site = write_site(place, output, against=against, costs=costs)
+    site = write_site(place, output, against=against, steps=step)
     parts: list[Part] = [
         Fields({"site": str(site.start), "kernel types": site.kernel_types}),
         Table(("of", "rows"), [*site.rows_of.items(), ("all", site.rows)], title="rows"),

@@ -178,16 +178,27 @@ _CANDIDATE = re.compile(r"_implementation_?(\w*)$")
 
 @dataclass(frozen=True)
 class KernelInFile:
-    """The function of one kernel type in a file; `candidate` is "" or the name of a candidate."""
+    """The function of one kernel type in a file.
+
+    Attributes:
+        candidate: "" or the name of a candidate.
+        folder: a folder whose other files are the helpers of this kernel alone; None: it has those of its set.
+    """
 
     kernel_type: str
     candidate: str
     path: Path
     function: str
+    folder: Path | None = None
+
+    def helpers(self, of_set: Sequence[Path]) -> list[Path]:
+        """Returns its helpers, given those of its set."""
+        files = of_set if self.folder is None else sorted(self.folder.rglob("*"))
+        return [each for each in files if each.is_file() and each != self.path]
 
 
-#: Finds the kernels in a folder or file, given the path and the Python files in it; yields these, and a note on each
-#: file without one. Raises OpAtlasError where there is no kernel.
+#: Finds the kernels in a folder or file, given the path and its files of Python and JSON; yields these, and a note on
+#: each file of Python without one. Raises OpAtlasError where there is no kernel.
 Finder = Callable[[Path, Sequence[Path]], Iterable[KernelInFile | str]]
 
 
@@ -212,12 +223,12 @@ def read_directory(place: Path, find: Finder | None = None) -> list[Implementati
     name = _NAME.sub("_", root.stem if root.is_file() else root.name).strip("_") or "kernels"
     notes: list[str] = []
     found: dict[str, list[KernelInFile]] = defaultdict(list)
-    files = [root] if root.is_file() else [path for path in _source_files(root) if path.suffix == ".py"]
+    files = [root] if root.is_file() else [path for path in _source_files(root) if path.suffix in (".py", ".json")]
     for kernel in find(root, files) if find is not None else _kernels(root):
         if isinstance(kernel, str):
             notes.append(kernel)
         else:
-            found[_candidate_name(kernel.candidate)].append(kernel)
+            found[candidate_name(kernel.candidate)].append(kernel)
     if not found:
         why = f" ({notes[0]})" if notes else ""
         raise OpAtlasError(f"{place}: holds no kernel{why}: add a file KernelType.py with a function {KERNEL}")
@@ -241,10 +252,12 @@ def _implementation(
 ) -> Implementation:
     own_name = f"{name}-{candidate}" if candidate else name
     digest, digests = sha256(), {}
-    for path in [*sorted({kernel.path for kernel in kernels}), *helpers]:
+    folders = {kernel.path: kernel.folder or root for kernel in sorted(kernels, key=lambda each: each.path)}
+    folders |= {helper: kernel.folder or root for kernel in kernels for helper in kernel.helpers(helpers)}
+    for path, folder in folders.items():
         content = path.read_bytes()
         digests[path] = sha256(content).digest()
-        digest.update(f"{path.relative_to(root.parent)}\0".encode())
+        digest.update(f"{path.relative_to(folder.parent)}\0".encode())
         digest.update(content + b"\0")
     version = digest.hexdigest()[:_DIGITS]
     sources: dict[str, KernelSource] = {}
@@ -252,14 +265,15 @@ def _implementation(
         if kernel.kernel_type in sources:
             other = sources[kernel.kernel_type].path
             raise OpAtlasError(f"{kernel.path}: {kernel.kernel_type} is in {other} too: remove or rename one of them")
+        own = kernel.helpers(helpers)
         sources[kernel.kernel_type] = KernelSource(
             implementation_label(own_name, version),
             "",
             str(kernel.path),
             kernel.function,
-            folder=str(root) if root.is_dir() else "",
-            helpers=tuple(map(str, helpers)),
-            digest=digest_of_digests(digests[path] for path in (kernel.path, *helpers)),
+            folder=str(kernel.folder or root) if kernel.folder or root.is_dir() else "",
+            helpers=tuple(map(str, own)),
+            digest=digest_of_digests(digests[path] for path in (kernel.path, *own)),
         )
     return Implementation(own_name, version, f"kernels in {root}", sources, notes=tuple(notes))
 
@@ -279,7 +293,7 @@ def _kernels(root: Path) -> Iterator[KernelInFile | str]:
             if is_operator:
                 yield from _of_operator(path, entry.name)
             else:
-                yield from _of_file(path, _candidate_name(path.stem), entry.name)
+                yield from _of_file(path, candidate_name(path.stem), entry.name)
 
 
 def _of_operator(path: Path, folder: str) -> Iterator[KernelInFile | str]:
@@ -291,7 +305,7 @@ def _of_operator(path: Path, folder: str) -> Iterator[KernelInFile | str]:
     except OpAtlasError as error:
         yield str(error)
     # The folder is the kernel type of the operator's rows in a suite.
-    yield KernelInFile(folder, _candidate_name(suffix[1] if suffix else path.stem), path, function)
+    yield KernelInFile(folder, candidate_name(suffix[1] if suffix else path.stem), path, function)
 
 
 def _of_file(path: Path, candidate: str, kernel_type: str) -> Iterator[KernelInFile | str]:
@@ -312,7 +326,8 @@ def _of_file(path: Path, candidate: str, kernel_type: str) -> Iterator[KernelInF
         yield f"{path}: has no mark, and no function {KERNEL} (its public functions: {public})"
 
 
-def _candidate_name(text: str) -> str:
+def candidate_name(text: str) -> str:
+    """Returns what an implementation has of the name of a candidate: no hyphen."""
     return _NAME.sub("_", text).strip("_")
 
 

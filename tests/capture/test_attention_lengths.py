@@ -109,6 +109,7 @@ def test_values_of_a_record(fill, database):
         "sparse_mode": "3",
         "input_layout": "TND",
         "block_size": "128",
+        "pre_tokens": "",
         "attn_state": "",
         "kv_cache_mode": "",
         "operator_input_shapes_raw": "",

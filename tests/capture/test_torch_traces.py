@@ -380,7 +380,7 @@ def test_given_lengths_fill_the_rows_of_such_a_batch():
     row = paged()
     key = row_key(row.cells)
     cells = batch_cells(key, read_sequences("2x1@40+4@64"))
-    assert [cells[name] for name in RUNTIME_IN_SIGNATURE] == ["1,2,6", "40,40,64", "4", "2", "3", "TND", "32"]
+    assert [cells[name] for name in RUNTIME_IN_SIGNATURE] == ["1,2,6", "40,40,64", "4", "2", "3", "TND", "32", ""]
     for each in (row, ragged(), of_tokens()):
         batch = read_sequences("2x1@40+4@64" if each is row else "2x1@30+4@32")
         expect_replay(replace(each, cells={**each.cells, **batch_cells(row_key(each.cells), batch)}))

@@ -17,6 +17,8 @@ from opatlas.cli.query import export
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.outer.tasks.task import read_tasks
 from opatlas.outer.tasks.task_replay import TaskModule
+from opatlas.outer.tasks.task_rows import find_candidates
+from opatlas.run.implementation_catalog import read_directory
 
 SCALE = {
     "name": "scale_n8",
@@ -55,6 +57,15 @@ PICK = {
 PICKED = [{"uuid": "p", "axes": {"B": 2}, "inputs": {"table": {"type": "random"}, "at": {"type": "custom"}}}]
 
 
+def solution(name: str, **spec: Any) -> dict[str, Any]:
+    """A solution of two sources."""
+    spec = {"entry_point": "src/main.py::run", "language": "python", "destination_passing_style": False, **spec}
+    main = "import torch\nfrom factors import times\n\ndef run(x, factor):\n    return times(x, factor)\n"
+    helper = "def times(x, factor):\n    return x * factor\n"
+    sources = [{"path": "src/main.py", "content": main}, {"path": "factors.py", "content": helper}]
+    return {"name": name, "definition": "scale_n8", "author": "a", "spec": spec, "sources": sources}
+
+
 def write(path: Path, *values: Any) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(f"{json.dumps(value)}\n" for value in values))
@@ -70,7 +81,7 @@ def data_set(tmp_path: Path) -> Path:
     write(folder / "workloads/scale/scale_n8.jsonl", *lines)
     write(folder / "pick/definition.json", PICK)
     write(folder / "pick/workload.jsonl", *PICKED)
-    write(folder / "solutions/scale/mine.json", {"name": "no task"})
+    write(folder / "solutions/scale/mine.json", {"name": "no solution"})
     return folder
 
 
@@ -117,14 +128,37 @@ def test_what_does_not_fit_the_schema_is_refused(data_set: Path, path: str, valu
     assert named in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("changed", "field", "value"),
+    [
+        ({"spec": solution("x", language="cuda")["spec"]}, "spec.language", "cuda"),
+        ({"spec": solution("x", destination_passing_style=True)["spec"]}, "spec.destination_passing_style", "true"),
+        ({"spec": solution("x", entry_point="main.py")["spec"]}, "spec.entry_point", "main.py"),
+        ({"definition": "other"}, "definition", "other"),
+        ({"sources": [*solution("x")["sources"], {"path": "src/../../x.py", "content": ""}]}, "path", "src/../../x.py"),
+        ({"sources": [*solution("x")["sources"], {"path": "/tmp/x.py", "content": ""}]}, "path", "/tmp/x.py"),
+        ({"sources": [*solution("x")["sources"], {"path": "factors.py/x.py", "content": ""}]}, "path", "factors.py/x"),
+        ({"sources": 1}, "sources", "int"),
+    ],
+)
+def test_solutions_that_cannot_be_judged_name_the_field(
+    data_set: Path, tmp_path: Path, changed: dict[str, Any], field: str, value: str
+) -> None:
+    file = write(tmp_path / "mine.json", {**solution("x"), **changed})
+    with pytest.raises(OpAtlasError) as raised:
+        read_directory(file, find_candidates(read_tasks(data_set)))
+    assert all(each in str(raised.value) for each in (str(file), field, value))
+
+
 def test_what_was_measured_is_written_as_traces(data_set: Path, tmp_path: Path) -> None:
     for name, result in (("right", "x * factor"), ("wrong", "x + factor")):
         file = tmp_path / "mine/scale_n8" / f"{name}.py"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(f"def run(x, factor):\n    return {result}\n")
+    write(data_set / "solutions/fast-v1.json", solution("fast-v1"))
     database = tmp_path / "db"
     options = ["--tasks", str(data_set), "--database-path", str(database), "--repeat-count=2", "--cache=warm"]
-    options += ["--implementation", f"torch,{tmp_path / 'mine'}", "-p", "no:cacheprovider"]
+    options += ["--implementation", f"torch,{tmp_path / 'mine'},{data_set / 'solutions'}", "-p", "no:cacheprovider"]
     done = subprocess.run([sys.executable, "-m", "pytest", "-q", "bench/", *options], cwd=ROOT, check=False)
     assert done.returncode == 0
     with (database / "kernels.pick.csv").open(newline="") as file:
@@ -136,10 +170,14 @@ def test_what_was_measured_is_written_as_traces(data_set: Path, tmp_path: Path) 
     export(str(database), data_set, output=tmp_path / "traces.jsonl")
     lines = [json.loads(line) for line in (tmp_path / "traces.jsonl").read_text().splitlines()]
     assert {line["definition"] for line in lines} == {"scale_n8"}
-    right, wrong = ([line for line in lines if f"mine-{name}" in line["solution"]] for name in ("right", "wrong"))
-    for own in (right, wrong):
+    right, wrong, solved = (
+        [line for line in lines if line["solution"].startswith(name)]
+        for name in ("mine-right", "mine-wrong", "fast-v1")
+    )
+    assert {line["solution"] for line in solved} == {"fast-v1"}
+    for own in (right, wrong, solved):
         assert [line["workload"] for line in own] == SCALED
-    for line in right:
+    for line in (*right, *solved):
         assert line["evaluation"]["status"] == "PASSED"
         latency, reference, speed_up = (
             line["evaluation"]["performance"][name] for name in ("latency_ms", "reference_latency_ms", "speedup_factor")

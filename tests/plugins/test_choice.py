@@ -56,9 +56,9 @@ def test_stale_runs_what_other_code_measured(sessions: Sessions) -> None:
 def test_rows_without_a_replay_are_skipped_cases_in_an_update_mode(sessions: Sessions) -> None:
     captured = {"Profiling Average Duration(us)": "30.0", "Profiling Samples": "1"}
     sessions.write("Toy", [row(1)])
-    sessions.write("expand_kernel", [{**row(1), **captured}, {**row(2), **captured, "Profiling Samples": ""}])
+    sessions.write("DSAGenBitMask", [{**row(1), **captured}, {**row(2), **captured, "Profiling Samples": ""}])
     sessions.write("main_kernel", [row(3)])
-    left = {name: sessions.read(name) for name in ("expand_kernel", "main_kernel")}
+    left = {name: sessions.read(name) for name in ("DSAGenBitMask", "main_kernel")}
     sessions.run_in_process("-k", "Toy")
     done = sessions.run("--update-mode=unreplayed", "--strict", "--junitxml=junit.xml", "-n2", "--dist=load")
     assert (done.code, done.outcomes()) == (0, {"skipped": 3}), done.output

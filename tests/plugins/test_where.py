@@ -101,6 +101,7 @@ def test_what_a_row_lacks_leaves_the_rest_of_an_expression_alone() -> None:
         "not " * 200 + "m",
         "~" * 490 + "m",
         "f'{m}' == '1'",
+        "quality == nosy",
     ],
 )
 def test_what_is_no_expression_of_cells_is_refused(text: str) -> None:
@@ -121,6 +122,7 @@ def test_a_session_runs_the_rows_of_which_it_is_true(sessions: Sessions) -> None
     assert sessions.run_in_process("--where", "tokens > 2 and status == none").ledger() == {"measured": 2}
     nothing = sessions.run_in_process("--where", "tokens > 1000")
     assert nothing.code == pytest.ExitCode.NO_TESTS_COLLECTED
+    assert sessions.run_in_process("--where", "noise > 1000 or quality == drifting").code == 0
     assert re.search(r"^nothing to do +4 ", nothing.output, re.MULTILINE)
     wrong = sessions.run_in_process("--where", "status in (oom, 'faild')")
     assert wrong.code == pytest.ExitCode.USAGE_ERROR

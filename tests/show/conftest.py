@@ -28,8 +28,8 @@ def start(database: Path) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         # The cache of fitted models lies in the user's folder otherwise.
         patch.setenv("XDG_CACHE_HOME", str(database.parents[3] / "cache"))
-        cost = opatlas.open(database).model("Qwen/Qwen3-32B", batch=8, context=512)
-    site = write_site(database, database.parents[3] / "site", against=str(other), costs=[cost])
+        steps = [opatlas.Step("Qwen/Qwen3-32B", batch=8, context=512)]
+        site = write_site(database, database.parents[3] / "site", against=str(other), steps=steps)
     assert all(HOSTILE in problem for problem in site.problems)
     return site.start
 

@@ -212,6 +212,7 @@ def test_a_site_has_the_device_of_each_duration(device: str, tmp_path: Path) -> 
     named_device = device or "an unnamed NPU"
     (database,) = overview["databases"]
     assert database["device"] == named_device
+    assert overview["figures"]["quiet"] is None
     assert sorted(database["durations"]) == [
         ["captured", named_device, "", 2],
         ["replayed", "AMD_EPYC", "", 1],

@@ -20,6 +20,7 @@ from opatlas.row import columns as col
 from opatlas.row.signature import signature
 from opatlas.row.slots import Slot, parse_slots
 from opatlas.theory.catalog import built_in_catalog
+from opatlas.theory.models import models_by_name
 from opatlas.theory.sources import Targets
 from opatlas.theory.space import FLUSH_BUFFER_BYTES, GB, Near, Space, TheoryRow
 
@@ -53,6 +54,18 @@ def test_rows_one_by_one_are_those_of_all_at_once(kernel_type: str) -> None:
             row = space.row(position)
             assert row.cells == table.iloc[position].to_dict()
             assert row.bytes == bytes_[position]
+
+
+def test_every_pattern_has_rows() -> None:
+    targets = Targets([*{id(model): model for model in models_by_name().values()}.values()], (1,), (1,), generic=True)
+    kernels = built_in_catalog().kernels.items()
+    found = {
+        (name, pattern.name): len(Space(name, pattern, pattern.forms, targets, 32 * GB))
+        for name, kernel in kernels
+        for pattern in kernel.patterns
+        if pattern.forms
+    }
+    assert [place for place, count in found.items() if not count] == []
 
 
 def test_rows_beyond_the_budget_are_left_out_and_counted() -> None:

@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from heapq import heapreplace
 
 from opatlas.errors import CellError, OpAtlasError
@@ -193,6 +194,7 @@ def _kind_of_tiles(sizes: GroupedSizes, width: int) -> int:
     return 1 if width == 2 or sum(size >= _NARROW for size in (each, sizes.n, sizes.k)) > 1 else 2
 
 
+@lru_cache(maxsize=1 << 14)
 def _further_tiles(share: float, rows: int, size: int, *, drawn: bool) -> float:
     """Returns how many tiles of `size` rows an expert begins after its first, on average if its rows are drawn."""
     mean = share * rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -88,7 +88,7 @@ class ImplementationAnswers:
         self.completion = cache(lambda kernel_type, name: Completion(self.stored_rows(kernel_type, name)))
         self.predictor = cache(self._make_predictor)
         # Steps of a model have many calls in common, and so have stacks of implementations.
-        self._answers: dict[Hashable, QueryResult | NoAnswer] = {}
+        self._answer_of = cache(self._new_answer)
         self._devices = cache(lambda name: Provenance(Database(self.implementations[name].path)))
 
     @cached_property
@@ -137,18 +137,10 @@ class ImplementationAnswers:
 
     def answer_row(self, name: str, kernel_type: str, cells: Mapping[str, str], note: str = "") -> QueryResult:
         """Returns the answer of an implementation to a whole row. Raises NoAnswer if no row answers."""
-        key = name, kernel_type, frozenset(cells.items()), note
-        if key not in self._answers:
-            try:
-                self._answers[key] = self._new_answer(name, kernel_type, cells, note)
-            except NoAnswer as error:
-                self._answers[key] = error
-        found = self._answers[key]
-        if isinstance(found, NoAnswer):
-            raise found.with_traceback(None)
-        return found
+        return self._answer_of(name, kernel_type, frozenset(cells.items()), note)
 
-    def _new_answer(self, name: str, kernel_type: str, cells: Mapping[str, str], note: str) -> QueryResult:
+    def _new_answer(self, name: str, kernel_type: str, items: frozenset[tuple[str, str]], note: str) -> QueryResult:
+        cells = dict(items)
         rows = self._answering_rows(kernel_type, name)
         own = signature(kernel_type, cells)
         position = rows.by_signature.get(own)

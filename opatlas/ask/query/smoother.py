@@ -306,13 +306,10 @@ def _likelihood(
     total[pairs] = total[pairs[::-1]] = smooth_part + rough_part
     sd = np.array([*(_PRIOR[0] for _ in at[:-3]), *_PRIOR[1:]])
     prior = (at - begin) / sd
-    try:
-        inverse = np.linalg.inv(total)
-        sign, determinant = np.linalg.slogdet(total)
-    except np.linalg.LinAlgError:
+    sign, determinant = np.linalg.slogdet(total)
+    if not sign > 0:
         return np.inf, prior / sd
-    if sign <= 0:
-        return np.inf, prior / sd
+    inverse = np.linalg.inv(total)
     alpha = inverse @ values
     loss = 0.5 * (values @ alpha + determinant + prior @ prior)
     # Each pair is twice in the matrices.
@@ -322,10 +319,6 @@ def _likelihood(
     of_rough = (inner * rough_part / np.maximum(far, 1e-12)) @ squares
     of_smooth = (inner * 3 * smooth_variance * decay) @ squares
     gradient = weights * (of_rough + is_smooth * of_smooth)
-    variances = smooth_variance, rough_variance
-    parts = [
-        2 * (inner @ part + variance * of_diagonal)
-        for part, variance in zip((smooth_part, rough_part), variances, strict=True)
-    ]
-    noise = 2 * noise_variance * of_diagonal
-    return float(loss), -0.5 * np.array([*gradient, *parts, noise]) + prior / sd
+    kinds = (smooth_part, smooth_variance), (rough_part, rough_variance), (0 * near, noise_variance)
+    parts = [2 * (inner @ part + variance * of_diagonal) for part, variance in kinds]
+    return float(loss), -0.5 * np.array([*gradient, *parts]) + prior / sd

@@ -2,6 +2,7 @@
 
 definitions/{op_type}/{name}.json, workloads/{op_type}/{name}.jsonl    flashinfer-bench's data sets (flashinfer-trace)
 {problem}/definition.json, {problem}/workload.jsonl                    SOL-ExecBench
+solutions/**/{name}.json, solution.json                                kernels of both: candidates
 
 A definition with its workloads is the text of a task: the reference, a Model that calls its `run`, and a list of inputs
 for each workload.
@@ -26,6 +27,8 @@ T = TypeVar("T")
 #: The file of a definition of SOL-ExecBench, and the folder with those of flashinfer-bench.
 _DEFINITION, _DEFINITIONS = "definition.json", "definitions"
 _LARGEST_BYTES = 4 << 20
+#: The languages of solutions that are Python.
+_LANGUAGES = ("python", "pytorch", "torch", "triton")
 #: Random whole numbers lie between these.
 _LOW, _HIGH = -128, 128
 #: The task of a definition; names that begin with `_opatlas` are no reference's.
@@ -86,6 +89,64 @@ class _Workload(msgspec.Struct):
     inputs: dict[str, _Given] = {}
     uuid: str = ""
     workload: _Workload | None = None
+
+
+class _Source(msgspec.Struct):
+    path: str
+    content: str
+
+
+class _Build(msgspec.Struct):
+    """flashinfer-bench has one `language`, SOL-ExecBench may have several."""
+
+    entry_point: str
+    language: str = ""
+    languages: list[str] = []
+    destination_passing_style: bool = True
+
+
+class Solution(msgspec.Struct):
+    """A kernel for a definition, whose sources are in the file."""
+
+    name: str
+    definition: str
+    spec: _Build
+    sources: list[_Source]
+
+
+def read_solution(path: Path) -> Solution | None:
+    """Reads a solution; None for other JSON. Raises OpAtlasError."""
+    text = read_file(path, _LARGEST_BYTES, "correct the path or its rights")
+    return _decoded(text, Solution, path) if b'"sources"' in text and b'"entry_point"' in text else None
+
+
+def unpack_solution(path: Path, solution: Solution, folder: Path) -> tuple[Path, str]:
+    """Writes the sources of a solution into a new folder, and returns the one that is called, and its function.
+
+    Raises:
+        OpAtlasError: it cannot be judged; the message names the field, its value and the remedy.
+    """
+    spec, (entry, _, function) = solution.spec, solution.spec.entry_point.partition("::")
+    others = [word for word in spec.languages or [spec.language] if word not in _LANGUAGES]
+    known = entry.endswith(".py") and entry in [source.path for source in solution.sources] and function.isidentifier()
+    problems = {
+        f"language {', '.join(others)}: only {', '.join(_LANGUAGES)} run here: compile it in Python": others,
+        "destination_passing_style true: return the results, and write false": spec.destination_passing_style,
+        f"entry_point {spec.entry_point!r}: name a source and a function in it, as main.py::run": not known,
+    }
+    if problem := next((text for text, is_so in problems.items() if is_so), ""):
+        raise OpAtlasError(f"{path}: spec.{problem}")
+    for source in solution.sources:
+        try:
+            place = (folder / source.path).resolve()
+            if folder not in place.parents or place.exists():
+                raise ValueError("outside, or given twice")
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text(source.content, encoding="utf-8")
+        except (OSError, ValueError) as error:
+            problem = f"sources: path {source.path!r}: {error}: name a place in the folder of the solution"
+            raise OpAtlasError(f"{path}: {problem}") from None
+    return folder / entry, function
 
 
 def is_definition(path: Path) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import atexit
 import json
 import multiprocessing
 import os
@@ -20,8 +21,9 @@ from typing import Any
 
 from opatlas.data.database import Database
 from opatlas.errors import OpAtlasError
-from opatlas.files import read_file
+from opatlas.files import TemporaryFolder, read_file
 from opatlas.outer.judging.rules import CandidateSource
+from opatlas.outer.tasks.definitions import definition_name, is_definition, read_solution, unpack_solution
 from opatlas.outer.tasks.task import MODEL, MODEL_NEW, Task, part_of_name, read_tasks
 from opatlas.row.columns import BASE, INPUT_DTYPES, INPUT_FORMATS, INPUT_SHAPES, TASK_DIGEST, TASK_INPUTS
 from opatlas.row.location import tasks_path
@@ -153,6 +155,7 @@ def find_candidates(tasks: Sequence[Task]) -> Finder:
 
     `DIR/level1/19_ReLU.py`, `DIR/19_ReLU.py`              the candidate `DIR` for the task level1/19_ReLU
     `DIR/level1/19_ReLU/fast.py`, `DIR/19_ReLU/fast.py`    the candidate `DIR-fast`
+    `DIR/solutions/fast_v1.json`                           the candidate `DIR-fast_v1` for the definition that it names
     """
     by_name = _by_name(tasks)
 
@@ -168,6 +171,8 @@ def find_candidates(tasks: Sequence[Task]) -> Finder:
 
 def _candidate(path: Path, root: Path, by_name: Mapping[str, Task]) -> KernelInFile | str | None:
     """Returns the candidate in a file, or why there is none; None for a helper, whose name begins with `_`."""
+    if path.suffix == ".json":
+        return _of_solution(path, by_name)
     within = (path.relative_to(root) if path != root else Path(path.name)).with_suffix("").parts
     if any(part.startswith("_") for part in within):
         return None
@@ -184,6 +189,27 @@ def _candidate(path: Path, root: Path, by_name: Mapping[str, Task]) -> KernelInF
     if not function:
         return f"{path}: has no class {MODEL_NEW}, and no function {_KERNEL}"
     return KernelInFile(task.kernel_type, candidate, path, function)
+
+
+def _of_solution(path: Path, by_name: Mapping[str, Task]) -> KernelInFile | str | None:
+    """Returns the candidate in a solution, whose sources lie in a folder until the process ends; None for other JSON.
+
+    Like `_candidate` it returns why there is none.
+    """
+    try:
+        solution = read_solution(path)
+        if solution is None:
+            return None
+        task = by_name.get(solution.definition.lower())
+        if task is None:
+            return f"{path}: definition {solution.definition!r}: no task is called so: name its file by --tasks"
+        temporary = TemporaryFolder("solution")
+        atexit.register(temporary.remove)
+        # The name of the folder is part of the version.
+        folder = temporary.path.resolve() / "sources"
+        return KernelInFile(task.kernel_type, solution.name, *unpack_solution(path, solution, folder), folder)
+    except OpAtlasError as error:
+        return str(error)
 
 
 def candidate_function(path: Path) -> str:
@@ -234,9 +260,9 @@ def _defined(node: ast.stmt) -> Iterator[str]:
 def _by_name(tasks: Sequence[Task]) -> Mapping[str, Task]:
     """Returns the tasks by the names that a file may have, in lower case: full, within the set, or its last part.
 
-    A short name that several tasks have means none of them.
+    A short name that several tasks have means none of them. A definition has its own name, too.
     """
-    found: dict[str, Task] = {}
+    found = {definition_name(task.path).lower(): task for task in tasks if is_definition(task.path)}
     # A longer name counts where it is the shorter name of another task.
     for which in range(3):
         several: dict[str, list[Task]] = {}

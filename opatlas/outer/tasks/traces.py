@@ -18,11 +18,12 @@ from opatlas.data.database import Database
 from opatlas.data.manifest import Manifest, read_manifests
 from opatlas.data.origin import run_origins
 from opatlas.errors import OpAtlasError
-from opatlas.outer.tasks.definitions import definition_name, is_definition, workload_lines
+from opatlas.outer.tasks.definitions import definition_name, is_definition, read_solution, workload_lines
 from opatlas.outer.tasks.task import Task, read_tasks
 from opatlas.row.columns import ERROR_CLASS, MAX_ERROR, MICROBENCH_MEDIAN, RUN_ID, STATUS, TASK_DIGEST, TASK_INPUTS
 from opatlas.row.quality import valid_duration
 from opatlas.row.status import Status
+from opatlas.run.implementation_catalog import candidate_name
 from opatlas.show.result import Result, Table
 from opatlas.text import parse_real
 
@@ -30,7 +31,8 @@ from opatlas.text import parse_real
 def write_traces(database: Path, definitions: Path, output: Path) -> Result:
     """Writes what was measured of definitions as traces, one JSON a line.
 
-    Each candidate in its newest version is a solution; the reference is the Model of the task.
+    Each candidate in its newest version is a solution, which has its name in the folder of definitions if it is there;
+    the reference is the Model of the task.
 
     Args:
         database: the database of `opatlas bench --tasks DEFINITIONS`.
@@ -42,6 +44,8 @@ def write_traces(database: Path, definitions: Path, output: Path) -> Result:
     problems: list[str] = []
     base, *rivals = implementations_of(database)
     lines = []
+    files = definitions.rglob("*.json") if definitions.is_dir() else ()
+    solutions = {candidate_name(each.name): each.name for file in files if (each := read_solution(file))}
     runs = {rival.path: read_manifests(Database(rival.path), problems) for rival in rivals}
     for task in (each for each in read_tasks(definitions) if is_definition(each.path)):
         reference, named = _rows(Database(base.path), task), definition_name(task.path)
@@ -54,7 +58,8 @@ def write_traces(database: Path, definitions: Path, output: Path) -> Result:
                 evaluation = _evaluation(cells, reference.get(number, {}), manifests.get(cells.get(RUN_ID, ""), newest))
                 if evaluation is not None:
                     workload = workloads[number].get("workload", workloads[number])
-                    solved = {"definition": named, "workload": workload, "solution": f"{rival.name}-{rival.version}"}
+                    solution = solutions.get(rival.name.rpartition("-")[2], f"{rival.name}-{rival.version}")
+                    solved = {"definition": named, "workload": workload, "solution": solution}
                     lines.append({**solved, "evaluation": evaluation})
     if not lines:
         raise OpAtlasError(f"{database}: has no candidate of {definitions}: nothing was written")

@@ -11,6 +11,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pandas as pd
 
 from opatlas.ask.compare.calls import MISSING
@@ -32,8 +33,9 @@ from opatlas.row.location import database_folder, parse_path
 from opatlas.row.quality import Quality
 from opatlas.row.roofline import device_peak
 from opatlas.row.versions import package_version
+from opatlas.theory.model_step import Step
 
-from .rows import WORDS, MoreCells, columns_of, durations_of, moves_each_byte_once, row_table
+from .rows import NOT_JUDGED, WORDS, MoreCells, columns_of, durations_of, moves_each_byte_once, row_table
 from .series import RunHistories, curve_cells, curves_of, predicted
 
 #: What the files of rows and of steps are called, before their numbers.
@@ -211,20 +213,21 @@ class WrittenSite:
     problems: Sequence[str]
 
 
-def write_site(place: Path, folder: Path, *, against: str = "", costs: Sequence[ModelCost] = ()) -> WrittenSite:
+def write_site(place: Path, folder: Path, *, against: str = "", steps: Sequence[Step] = ()) -> WrittenSite:
     """Writes the site of a database into a folder. A failure leaves the folder as it was.
 
     Args:
         against: the baseline that the database is compared with, as `opatlas compare` names it; "" for none.
-        costs: costs of models.
+        steps: steps of models, whose costs are shown.
 
     Raises:
-        OpAtlasError: Bokeh is not installed, a database is missing, the folder holds other files, or a file cannot
-            be written.
+        OpAtlasError: Bokeh is not installed, a database is missing, a step is impossible, the folder holds other files,
+            or a file cannot be written.
     """
     scripts = list(_bokeh())
     _expect_own(folder)
     asked = open_database(place)
+    costs = [asked.model(**msgspec.structs.asdict(step)) for step in steps]
     database = OpenDatabase(asked.answers.with_compositions)
     beside = database.messages
     sources = [database, *([beside] if beside is not None and beside is not database else [])]
@@ -260,14 +263,14 @@ def write_site(place: Path, folder: Path, *, against: str = "", costs: Sequence[
             tables.append(table.assign(kernel_type=kernel_type))
             facts = {"name": kernel_type, "file": file, "trend": histories.trend(of_rows.values())}
             types.append({**facts, **_facts(source, kernel_type, table)})
-    models, step = _model_pages(asked, costs, data)
+    models, first = _model_pages(asked, costs, data)
     overview = {
         "databases": overviews,
         "types": types,
         "pages": comparisons,
         **{name: page.content(tables) for name, page in pages.items()},
         "models": models,
-        "step": step,
+        "step": first,
         "figures": _figures(tables),
         "runs": histories.runs,
         "newest": histories.newest(database),
@@ -336,7 +339,7 @@ def _median(tables: Sequence[pd.DataFrame], column: str) -> float | None:
 
 def _figures(tables: Sequence[pd.DataFrame]) -> dict[str, Any]:
     """Returns the numbers of the first screen, over all rows."""
-    judged = Counter(quality for table in tables for quality in table["quality"] if quality)
+    judged = Counter(quality for table in tables for quality in table["quality"] if quality not in ("", NOT_JUDGED))
     return {
         "rows": sum(map(len, tables)),
         "timed": int(sum(table["duration_us"].notna().sum() for table in tables)),

@@ -122,7 +122,7 @@ def _of_attention(rows: AnsweringRows, place: int, sizes: Mapping[str, Any]) -> 
     fixed = {name: size for name, size in sizes.items() if name not in (*_OF_CONTEXT, "operations", "dtype", "format")}
     heads = f"heads {fixed.pop('heads', '')}/{fixed.pop('kv_heads', '')}/{fixed.pop('head_size', '')}"
     plain = ("value_size", sizes.get("value_size")), ("latent", False), ("cache_share", 1.0)
-    others = [f"{name} {size}" for name, size in fixed.items() if (name, size) not in plain]
+    others = [f"{name} {size}" for name, size in fixed.items() if size is not None and (name, size) not in plain]
     name = ", ".join([phase, heads, *others])
     cells = rows.row_cells(place)
     key = (

@@ -87,11 +87,11 @@
       const text = search.value.trim();
       if (text) location.hash = "#/row/" + encodeURIComponent(text);
     } }, h("label", {}, t("find a row by its name"), search), known, h("button", {}, t("open")));
-    const named = first.folder || first.device || first.path, [device, ...versions] = named.split(" ");
+    const [device, ...versions] = first.folder ? first.folder.split(" ") : [first.device || first.path];
     const by = [...new Set(overview.types.flatMap((each) => each.implementations))];
     return [
       h("h1", {}, device, versions.length ? h("small", {}, ` ${versions.join(" ")}`) : null),
-      h("p", { class: "lead" }, `${t("Durations of operators")}: ${by.slice(0, 6).join(", ")}${by.length > 6 ? ", …" : ""}`, first.shipped ? h("span", { class: "faint" }, ` · ${first.shipped}`) : null),
+      h("p", { class: "lead" }, `${t("Durations of operators")}: ${by.slice(0, 6).map(t).join(", ")}${by.length > 6 ? ", …" : ""}`, first.shipped ? h("span", { class: "faint" }, ` · ${first.shipped}`) : null),
       tiles(overview.figures, overview.types.length),
       stepSection(overview, types),
       h("div", { class: "split" }, qualitySection(overview.types), newestSection(overview)),
