@@ -6,11 +6,11 @@ import csv
 import json
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from opatlas.capture.traces import TruncatedTraceError, read_events
 from opatlas.cli.app import run_tool
@@ -31,64 +31,26 @@ _MALFORMED_NAMED = 10
 _NOT_PLAIN = re.compile("[\r\0\ud800-\udfff]")
 
 
-@dataclass
-class TraceTable:
-    """The table of a trace, which is read twice: all columns are known only after its last event.
+def columns_of(events: Iterable[Any]) -> dict[str, str]:
+    """Returns the column of each arg of the events, in order of appearance."""
+    columns: dict[str, str] = {}
+    for key in (key for event in events if _problem(event) == "" for key in _args(event)):
+        if key not in columns:
+            name = _text(key).replace("\n", "\\n")
+            name = f"args.{name}" if name in COLUMNS else name
+            # Two args may differ only in characters that a header cannot have.
+            while name in columns.values():
+                name += "_"
+            columns[key] = name
+    return columns
 
-    Attributes:
-        columns: of the table.
-        rows: complete events, each a row.
-        other: the number of events of other phases, which have no duration.
-        malformed: the first invalid complete events, each as `event 7: why`.
-        malformed_count: all of them.
-    """
 
-    columns: list[str] = field(default_factory=lambda: list(COLUMNS))
-    rows: int = 0
-    other: int = 0
-    malformed: list[str] = field(default_factory=list)
-    malformed_count: int = 0
-    _args: dict[str, None] = field(default_factory=dict)
-
-    def find_columns(self, events: Iterable[Any]) -> None:
-        """Finds the columns of the events."""
-        for event in events:
-            for key in _args(event) if _problem(event) == "" else ():
-                if key in self._args:
-                    continue
-                name = _text(key).replace("\n", "\\n")
-                name = f"args.{name}" if name in COLUMNS else name
-                # Two args may differ only in characters that a header cannot have.
-                while name in self.columns:
-                    name += "_"
-                self._args[key] = None
-                self.columns.append(name)
-
-    def write(self, events: Iterable[Any], file: IO[str]) -> None:
-        """Writes header and rows of the same events."""
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(self.columns)
-        for number, event in enumerate(events, start=1):
-            problem = _problem(event)
-            if problem is None:
-                self.other += 1
-                continue
-            try:
-                cells = [] if problem else self._cells(event)
-            except RecursionError:
-                problem = "its values are nested too deep"
-            if not problem:
-                writer.writerow(cells)
-                self.rows += 1
-            elif len(self.malformed) < _MALFORMED_NAMED:
-                self.malformed.append(f"event {number}: {problem}")
-            self.malformed_count += bool(problem)
-
-    def _cells(self, event: Mapping[str, Any]) -> list[str]:
-        name, args = _text(event.get("name")), _args(event)
-        cells = [name, _kernel_type(name, args), _text(event["dur"]), _shapes(args)]
-        cells += [_text(event.get(key)) for key in ("ts", "pid", "tid", "cat")]
-        return [*cells, *(_text(args.get(key)) for key in self._args)]
+def cells_of(event: Mapping[str, Any], keys: Iterable[str]) -> list[str]:
+    """Returns the row of a complete event with the args of these keys."""
+    name, args = _text(event.get("name")), _args(event)
+    cells = [name, _kernel_type(name, args), _text(event["dur"]), _shapes(args)]
+    cells += [_text(event.get(key)) for key in ("ts", "pid", "tid", "cat")]
+    return [*cells, *(_text(args.get(key)) for key in keys)]
 
 
 def _problem(event: Any) -> str | None:
@@ -163,27 +125,40 @@ def trace_to_csv(*, trace: Path, output: Path | None = None) -> Result:
         total_mb = size_mb(trace)
         if output.exists() and output.samefile(trace):
             raise OpAtlasError(f"{output}: is the trace itself: name another file with --output")
-    problems: list[str] = []
-    table = TraceTable()
+    columns: dict[str, str] = {}
+    counts, malformed, truncated = Counter[str](), list[str](), list[str]()
 
     def write(temporary: str) -> None:
-        with (
-            open(temporary, "w", encoding="utf-8", newline="") as target,
-            progress("read, MB", 2 * total_mb) as advance,
-        ):
-            for take in (table.find_columns, lambda events: table.write(events, target)):
+        # The trace is read twice: all columns are known only after its last event.
+        with open(temporary, "w", encoding="utf-8", newline="") as file, progress("read, MB", 2 * total_mb) as advance:
+
+            def events() -> Iterator[Any]:
                 try:
-                    with open_stream(trace, lambda size: advance(size / 1e6)) as file:
-                        take(read_events(trace, file))
+                    with open_stream(trace, lambda size: advance(size / 1e6)) as stream:
+                        yield from read_events(trace, stream)
                 except TruncatedTraceError as error:
-                    problems[:] = [str(error)]
+                    truncated[:] = [str(error)]
+
+            columns.update(columns_of(events()))
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow([*COLUMNS, *columns.values()])
+            for number, event in enumerate(events(), start=1):
+                problem = _problem(event)
+                try:
+                    cells = cells_of(event, columns) if problem == "" else []
+                except RecursionError:
+                    problem = "its values are nested too deep"
+                counts["other events" if problem is None else "malformed" if problem else "rows"] += 1
+                if problem == "":
+                    writer.writerow(cells)
+                elif problem and len(malformed) < _MALFORMED_NAMED:
+                    malformed.append(f"{trace}: event {number}: {problem}")
 
     write_atomically(output, write)
-    problems += [f"{trace}: {problem}" for problem in table.malformed]
-    if more := table.malformed_count - len(table.malformed):
-        problems.append(f"{trace}: {more:,} more malformed events")
-    counts = {"rows": table.rows, "columns": len(table.columns), "other events": table.other}
-    return Result([Fields({**counts, "table": str(output)})], problems=problems)
+    if more := counts["malformed"] - len(malformed):
+        malformed.append(f"{trace}: {more:,} more malformed events")
+    told = {"rows": counts["rows"], "columns": len(COLUMNS) + len(columns), "other events": counts["other events"]}
+    return Result([Fields({**told, "table": str(output)})], problems=[*truncated, *malformed])
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from printed import numbers_by_line, numbers_in
 
 from opatlas.cli.app import run_tool
-from opatlas.cli.trace_to_csv import COLUMNS, TraceTable, trace_to_csv
+from opatlas.cli.trace_to_csv import COLUMNS, cells_of, columns_of, trace_to_csv
 
 
 def event(name="aclnnAdd_AddAiCore_Add", dur=2.5, ph="X", args=None, **more):
@@ -148,14 +148,14 @@ TEXTS = st.text(st.characters(exclude_characters="\r\0") | st.sampled_from('"\n,
 @given(st.lists(st.dictionaries(st.sampled_from("abcdefgh"), TEXTS, max_size=4), max_size=8))
 def test_cells_survive_whatever_they_hold(tmp_path_factory, all_args):
     folder: Path = tmp_path_factory.getbasetemp()
-    events, found = [event(args=args) for args in all_args], TraceTable()
+    events = [event(args=args) for args in all_args]
+    columns = columns_of(events)
     with open(folder / "target", "w", encoding="utf-8", newline="") as target:
-        found.find_columns(events)
-        found.write(events, target)
+        csv.writer(target).writerows([[*COLUMNS, *columns.values()], *(cells_of(each, columns) for each in events)])
     with open(folder / "target", encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     names = dict.fromkeys(name for args in all_args for name in args)
-    assert found.columns == [*COLUMNS, *names]
+    assert list(columns.values()) == list(names)
     assert [{name: row[name] for name in names} for row in rows] == [
         {name: args.get(name, "").encode(errors="backslashreplace").decode() for name in names} for args in all_args
     ]
