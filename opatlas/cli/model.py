@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from itertools import chain, product
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, Literal
@@ -31,7 +31,7 @@ from opatlas.row.columns import EXPERT_LOAD, INPUT_SHAPES
 from opatlas.row.location import parse_implementation
 from opatlas.row.record import new_run_id
 from opatlas.run.devices.device import available_devices, database_name
-from opatlas.show.chrome_trace import model_slices, write_trace
+from opatlas.show.chrome_trace import write_trace
 from opatlas.show.parameters import Count, Counts, Names, OneStep
 from opatlas.show.result import Column, Fields, Part, Result, Table
 from opatlas.theory.model_kinds import MODEL_KINDS
@@ -128,7 +128,7 @@ def model(
         raise UsageError(found[0][2])
     costs = [cost for _, cost, _ in found if cost is not None]
     if trace is not None:
-        write_trace(trace, chain.from_iterable(map(model_slices, costs)))
+        write_trace(trace, costs)
     written = [] if trace is None else [f"written: {trace}"]
     if len(found) == len(costs) == 1:
         return Result([*_cost_parts(costs[0]), *written], json=_cost_json(costs[0]))

@@ -1,10 +1,9 @@
-"""Kernels as a Chrome trace, which ui.perfetto.dev opens."""
+"""The calls of steps as a Chrome trace, which ui.perfetto.dev opens."""
 
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,71 +12,31 @@ import msgspec
 from opatlas.ask.query.model_cost import ModelCost, PartCost
 from opatlas.data.csv_files import write_atomically
 
-#: Compresses kernels 1:20, four times as fast as the default.
-_COMPRESSION = 3
+_CALLS, _LAYERS = 0, 1
 
 
-@dataclass(frozen=True, slots=True)
-class TraceSlice:
-    """Something that took time.
-
-    Attributes:
-        process, track: where it is shown. What overlaps on a track gets a further line.
-        args: what is told about it; None and "" are left out.
-    """
-
-    name: str
-    start_us: float
-    duration_us: float
-    track: str
-    process: str = ""
-    args: Mapping[str, Any] = field(default_factory=dict)
+def write_trace(path: Path, costs: Iterable[ModelCost]) -> None:
+    """Writes a trace of steps, packed if the name ends with .gz. Raises OpAtlasError: the old file is intact."""
+    events = [event for process, cost in enumerate(costs) for event in step_events(process, cost)]
+    text = msgspec.json.encode({"displayTimeUnit": "ns", "traceEvents": events}, enc_hook=str)
+    content = gzip.compress(text, mtime=0) if path.suffix.lower() == ".gz" else text
+    write_atomically(path, lambda temporary: Path(temporary).write_bytes(content))
 
 
-def write_trace(path: Path, slices: Iterable[TraceSlice]) -> None:
-    """Writes a trace, packed if the name ends with .gz. Raises OpAtlasError: the old file is intact."""
-
-    def write(temporary: str) -> None:
-        with open(temporary, "wb") as file:
-            is_packed = path.suffix.lower() == ".gz"
-            out = gzip.GzipFile("", "wb", _COMPRESSION, file, mtime=0) if is_packed else file
-            out.write(b'{"displayTimeUnit":"ns","traceEvents":[\n')
-            for number, event in enumerate(_events(slices)):
-                out.write((b",\n" if number else b"") + msgspec.json.encode(event, enc_hook=str))
-            out.write(b"\n]}\n")
-            out.close()
-
-    write_atomically(path, write)
-
-
-def _events(slices: Iterable[TraceSlice]) -> Iterator[dict[str, Any]]:
-    processes: dict[str, int] = {}
-    # The end of the last slice of each line of a track, and the number of the line.
-    lines: dict[tuple[str, str], list[tuple[float, int]]] = {}
-    count = 0
-    for each in slices:
-        if each.process not in processes:
-            processes[each.process] = len(processes)
-            yield {"ph": "M", "name": "process_name", "pid": processes[each.process], "args": {"name": each.process}}
-        pid, of_track = processes[each.process], lines.setdefault((each.process, each.track), [])
-        end = each.start_us + each.duration_us
-        # Times are told to the nanosecond.
-        place = next((i for i, (last, _) in enumerate(of_track) if last <= each.start_us + 5e-4), len(of_track))
-        if place == len(of_track):
-            of_track.append((end, count))
-            yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": count, "args": {"name": each.track}}
-            count += 1
-        tid = of_track[place][1]
-        of_track[place] = end, tid
-        args = {name: value for name, value in each.args.items() if value not in (None, "")}
-        start_us = round(each.start_us, 3)
-        times = {"ts": start_us, "dur": round(round(end, 3) - start_us, 3)}
-        yield {"ph": "X", "name": each.name, "cat": "kernel", "pid": pid, "tid": tid, **times, "args": args}
-
-
-def model_slices(cost: ModelCost) -> Iterator[TraceSlice]:
+def step_events(process: int, cost: ModelCost) -> Iterator[dict[str, Any]]:
     """Yields the calls of a step one after the other, and its layers. A call without a known duration takes none."""
-    at_us, process = 0.0, str(cost.step)
+    yield {"ph": "M", "name": "process_name", "pid": process, "args": {"name": str(cost.step)}}
+    for track, name in ((_CALLS, "calls"), (_LAYERS, "layers")):
+        yield {"ph": "M", "name": "thread_name", "pid": process, "tid": track, "args": {"name": name}}
+
+    def event(name: str, track: int, start_us: float, end_us: float, **args: Any) -> dict[str, Any]:
+        # Times are told to the nanosecond, and what ends where the next begins does not overlap it.
+        start, end = round(start_us, 3), round(end_us, 3)
+        told = {key: value for key, value in args.items() if value not in (None, "")}
+        place = {"pid": process, "tid": track, "ts": start, "dur": round(end - start, 3)}
+        return {"ph": "X", "name": name, "cat": "kernel", **place, "args": told}
+
+    at_us = 0.0
     for layer, parts in _by_layer(cost):
         start_us = at_us
         for part in parts:
@@ -96,10 +55,11 @@ def model_slices(cost: ModelCost) -> Iterator[TraceSlice]:
                 "reason": part.reason,
             }
             for _ in range(part.calls // (part.layers or 1)):
-                yield TraceSlice(part.part, at_us, part.us_per_call or 0.0, "calls", process, args)
-                at_us += part.us_per_call or 0.0
+                end_us = at_us + (part.us_per_call or 0.0)
+                yield event(part.part, _CALLS, at_us, end_us, **args)
+                at_us = end_us
         if layer:
-            yield TraceSlice(layer, start_us, at_us - start_us, "layers", process)
+            yield event(layer, _LAYERS, start_us, at_us)
 
 
 def _by_layer(cost: ModelCost) -> Iterator[tuple[str, Sequence[PartCost]]]:

@@ -1,19 +1,16 @@
 """Busy and idle time of a device, by phase, and what of it waits for the host."""
 
-import json
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 from ascend_databases import write_database
-from captures import write_capture
 from decode_timelines import decode_steps, launches_of
 from hypothesis import given
 from hypothesis import strategies as st
 
 from opatlas.capture.single_launches import Timeline
-from opatlas.cli.main import main
 from opatlas.outer.diagnosis.diagnosis import diagnose
 from opatlas.outer.diagnosis.verdicts import KernelVerdict
 
@@ -52,18 +49,6 @@ def test_a_diagnosis_has_the_phases_and_steps_of_a_capture(tmp_path):
     assert found.times("step")["step"].tolist() == ["0", "1", "2"]
     assert np.isnan(decode["host_us"])
     assert not len(found.launch_bound_stretches(9))
-
-
-def test_the_launches_of_a_diagnosis_are_a_trace(tmp_path):
-    path = write_capture(tmp_path / "kernel_details.csv", launches_of(decode_steps(1, 2)))
-    trace = tmp_path / "trace.json"
-    assert main(["diagnose", str(path), "--peaks", "Ascend910B3", "--trace", str(trace)]) == 0
-    slices = [each for each in json.loads(trace.read_text())["traceEvents"] if each["ph"] == "X"]
-    product = next(each for each in slices if each["name"] == "MatMulV2")
-    assert product["dur"] == 18
-    assert product["args"]["share of the roof"] > 0
-    assert (product["args"]["how"], product["args"]["phase"]) == ("captured", "decode")
-    assert [each["name"] for each in slices[-2:]] == ["decode 0", "decode 1"]
 
 
 def test_an_eager_trace_of_a_gpu_waits_for_the_host():

@@ -19,7 +19,6 @@ from opatlas.formats import ratio
 from opatlas.row.columns import BASE, INPUT_SHAPES
 from opatlas.row.communication import is_communication
 from opatlas.row.location import meant_device, named_folder
-from opatlas.show.chrome_trace import write_trace
 from opatlas.show.parameters import Count, reads
 from opatlas.show.result import Column, Fields, Part, Result, Table
 from opatlas.show.site.pages import ReportPage
@@ -46,7 +45,6 @@ def diagnose(
     source: Path | None = None,
     wish: tuple[str, ...] = (),
     models: Path | None = None,
-    trace: Path | None = None,
     superkernel: bool = False,
 ) -> Result:
     """Why kernels are slow, and what to do: of captures, or of the rows of a database.
@@ -68,7 +66,6 @@ def diagnose(
         wish: what the answer should do, such as "use double buffer" (may be repeated).
         models: YAML file of models, as of `opatlas bench --models`: they answer the prompt; each answer is measured on
             that row against its baseline, and told what was found, until one is faster or the attempts are over.
-        trace: write the launches of a capture to this file, as a Chrome trace (ui.perfetto.dev); .gz packs it.
         superkernel: find the scopes of a capture that a SuperKernel may fuse; with --against, compare captures or logs
             with SuperKernels to those without.
     """
@@ -79,25 +76,17 @@ def diagnose(
             )
     of_model = {"--source": source, "--wish": wish, "--models": models}
     if superkernel:
-        others = {"--row": row, "--peaks": peaks, "--output": output, "--trace": trace, **of_model}
+        others = {"--row": row, "--peaks": peaks, "--output": output, **of_model}
         _refuse(others, "takes no effect with --superkernel")
         return _scopes(path, against)
     if against is not None:
-        _refuse(
-            {"--output": output, "--trace": trace, **of_model}, "asks about one diagnosis, and --against compares two"
-        )
+        _refuse({"--output": output, **of_model}, "asks about one diagnosis, and --against compares two")
     if output is None:
         _refuse(of_model, "is about a question to a model: give --output DIR, too, or")
     given = read_peaks(peaks) if peaks else None
     found = read_diagnosis(path, given)
     if against is not None:
         return comparison_result(read_diagnosis(against, given), found, row)
-    if trace is not None:
-        if not found.timelines:
-            raise UsageError(
-                f"--trace: {path} has no start times: name a capture that has them; `opatlas model` has steps"
-            )
-        write_trace(trace, show.launch_slices(found))
     problems = list(found.table.problems)
     if row is None and output is None:
         return Result(list(show.diagnosis_parts(found)), show.diagnosis_as_json(found), problems)

@@ -1,4 +1,4 @@
-"""A diagnosis, its timeline, and one of its kernels, as tables and as JSON; launches as a trace."""
+"""A diagnosis, its timeline, and one of its kernels, as tables and as JSON."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from typing import Any, TypeVar
 
 import pandas as pd
 
-from opatlas.capture.capture_reader import DURATION, NAME, STREAM, TYPE
+from opatlas.capture.capture_reader import DURATION, NAME
 from opatlas.errors import UsageError
 from opatlas.formats import microseconds, percent
 from opatlas.grouping import grouped
-from opatlas.row.columns import BASE, INPUT_DTYPES, INPUT_SHAPES, KERNEL_NAMES, MICROBENCH_DEVICE_KERNELS, SPAN
-from opatlas.show.chrome_trace import TraceSlice
+from opatlas.row.columns import BASE, KERNEL_NAMES, MICROBENCH_DEVICE_KERNELS, SPAN
 from opatlas.show.result import Column, Fields, Part, Table
 
 from .diagnosis import CapturedTimeline, Diagnosis, KernelFinding, RankedKernel, origin_text
@@ -172,37 +171,6 @@ def timeline_as_json(found: Diagnosis, of: CapturedTimeline) -> dict[str, Any]:
         "gaps": placed(of.longest_gaps(GAPS)),
         "launch_bound_stretches": placed(of.launch_bound_stretches(GAPS)),
     }
-
-
-def launch_slices(found: Diagnosis) -> Iterator[TraceSlice]:
-    """Yields the launches of captures, and their steps; low and high: of 90 % of the launches with equal cells."""
-    frame, cell = found.table.frame, found.table.cell
-    equal = frame.groupby([TYPE, *(name for name in BASE[2:] if name in frame)], sort=False, dropna=False)[DURATION]
-    low, high = (equal.transform("quantile", share).to_numpy() for share in (0.05, 0.95))
-    for each in found.timelines:
-        for launch in each.launches.reset_index(names="line").to_dict("records"):
-            line = launch["line"]
-            share = float(found.shares.share[line])
-            args = {
-                "name": cell(NAME, line),
-                "step": launch["step"],
-                "phase": launch["phase"],
-                "shapes": cell(INPUT_SHAPES, line),
-                "dtypes": cell(INPUT_DTYPES, line),
-                "how": "captured",
-                "low(us)": float(low[line]),
-                "high(us)": float(high[line]),
-                "line": found.place(line),
-                "share of the roof": None if math.isnan(share) else share,
-                "verdict": found.verdicts.first[line],
-                "waits for": "host" if launch["host_us"] > 0 else "",
-            }
-            track = f"stream {cell(STREAM, line)}".rstrip()
-            yield TraceSlice(launch["type"], launch["start_us"], launch["us"], track, each.capture, args)
-        for (phase, step), own in each.launches.groupby(["phase", "step"], sort=False):
-            start_us = float(own["start_us"].min())
-            us = float((own["start_us"] + own["us"]).max()) - start_us
-            yield TraceSlice(f"{phase} {step}".rstrip(), start_us, us, "steps", each.capture)
 
 
 def kernel_parts(found: Diagnosis, ranked: RankedKernel) -> Iterator[Part]:
