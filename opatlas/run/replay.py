@@ -55,7 +55,7 @@ class _Kernel:
     Attributes:
         function: what is called.
         name: of the function, for messages.
-        implementation: name and version of what is timed: for the default torch's, or the NPU's call.
+        implementation: name and version of what is timed: for the default torch's, or the NPU's calls ("A or B").
         counts: the operators of torch that it calls are counted.
     """
 
@@ -63,6 +63,14 @@ class _Kernel:
     name: str
     implementation: str
     counts: bool
+
+    @property
+    def ran(self) -> str:
+        """The implementation, of several calls of an NPU the one that was made."""
+        made = f".{getattr(self.function, '__qualname__', '')}"
+        return next(
+            (each for each in self.implementation.split(" or ") if f".{each}".endswith(made)), self.implementation
+        )
 
 
 class RecordedCall:
@@ -224,7 +232,7 @@ class Replay(RowReplay):
         originals, by_name = call.originals()
         checked = check(passed.expected, originals, by_name, computed, self._row.seed)
         execution = Execution(
-            kernel.implementation,
+            kernel.ran,
             outputs_missing=missing,
             conversions=tuple(call.prepared.converted) if call.prepared else (),
             set_up_s=call.set_up_s if self._source else None,
@@ -236,7 +244,7 @@ class Replay(RowReplay):
             assumed=self._row.assumptions,
             noted=(why_alone,) if why_alone else (),
             operators=operators,
-            against=baseline.implementation if rounds else "",
+            against=baseline.ran if rounds else "",
             rounds=rounds,
         )
 

@@ -30,8 +30,11 @@ def as_on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)
 
 
-def flash_attention_of_packed(query, key, value, q_steps, kv_steps, max_q, max_k, dropout, causal, debug, *, scale):
+def flash_attention_of_packed(
+    query, key, value, q_steps, kv_steps, max_q, max_k, dropout, causal, debug, *, scale, **window
+):
     """Computes the same as FlashAttention-2, a sequence at a time."""
+    left = window.get("window_size_left")
     results = []
     for i in range(len(q_steps) - 1):
         q = query[q_steps[i] : q_steps[i + 1]]
@@ -39,7 +42,7 @@ def flash_attention_of_packed(query, key, value, q_steps, kv_steps, max_q, max_k
         assert len(q) <= max_q
         assert len(k) <= max_k
         heads = [x.transpose(0, 1)[None] for x in (q, k, v)]
-        results.append(attention.attend_with_lse(*heads, scale=scale, causal=causal))
+        results.append(attention.attend_with_lse(*heads, scale=scale, causal=causal, window=left))
     out = torch.cat([out[0].transpose(0, 1) for out, _ in results])
     nothing = torch.empty(0)
     return out, torch.cat([lse[0] for _, lse in results], dim=-1), nothing, nothing, nothing

@@ -241,3 +241,15 @@ def test_an_error_in_a_kernel_of_atb_is_not_taken_for_a_missing_library():
 def test_a_missing_call_of_torch_npu_is_unsupported():
     with pytest.raises(Unsupported, match=r"torch_npu\.npu_of_tomorrow"):
         load_npu_call("torch_npu.npu_of_tomorrow")
+
+
+def test_of_two_versions_the_one_that_takes_the_arguments_is_called_and_named():
+    library = torch.library.Library("opatlas_versions", "FRAGMENT")
+    library.define("attend(Tensor x, *, float scale=1.0) -> Tensor")
+    library.define("attend_v2(Tensor x, *, float softmax_scale=1.0, Tensor? learnable_sink=None) -> Tensor")
+    library.impl("attend", lambda x, *, scale=1.0: x * scale, "CPU")
+    library.impl("attend_v2", lambda x, *, softmax_scale=1.0, learnable_sink=None: -x * softmax_scale, "CPU")
+    first, second = "torch.ops.opatlas_versions.attend", "torch.ops.opatlas_versions.attend_v2"
+    call, x = load_npu_call(f"{first} or {second}"), torch.ones(1)
+    assert (call(x, scale=2.0, learnable_sink=None).item(), call.__qualname__) == (2, first)
+    assert (call(x, scale=2.0, learnable_sink=x).item(), call.__qualname__) == (-2, second)

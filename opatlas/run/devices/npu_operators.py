@@ -76,7 +76,9 @@ def _adapt_to_version(name: str, operator: Any, others: str) -> Callable[..., An
         unknown = keywords.keys() - known
         wanted = sorted(word for word in unknown if keywords[word] is not None and not _is_empty_list(keywords[word]))
         if wanted and others:
-            return resolve_npu_call(others)(*arguments, **named)
+            other = resolve_npu_call(others)
+            call.__qualname__ = getattr(other, "__qualname__", others)
+            return other(*arguments, **named)
         if wanted:
             raise Unsupported(f"the installed {name} takes no {' and no '.join(wanted)}")
         return operator(*arguments, **{word: value for word, value in keywords.items() if word in known})
