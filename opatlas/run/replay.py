@@ -68,9 +68,8 @@ class _Kernel:
     def ran(self) -> str:
         """The implementation, of several calls of an NPU the one that was made."""
         made = f".{getattr(self.function, '__qualname__', '')}"
-        return next(
-            (each for each in self.implementation.split(" or ") if f".{each}".endswith(made)), self.implementation
-        )
+        calls = [each for each in self.implementation.split(" or ") if f".{each}".endswith(made)]
+        return calls[0] if calls else self.implementation
 
 
 class RecordedCall:
