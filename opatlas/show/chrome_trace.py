@@ -17,13 +17,13 @@ _CALLS, _LAYERS = 0, 1
 
 def write_trace(path: Path, costs: Iterable[ModelCost]) -> None:
     """Writes a trace of steps, packed if the name ends with .gz. Raises OpAtlasError: the old file is intact."""
-    events = [event for process, cost in enumerate(costs) for event in step_events(process, cost)]
+    events = [event for process, cost in enumerate(costs) for event in _step_events(process, cost)]
     text = msgspec.json.encode({"displayTimeUnit": "ns", "traceEvents": events}, enc_hook=str)
     content = gzip.compress(text, mtime=0) if path.suffix.lower() == ".gz" else text
     write_atomically(path, lambda temporary: Path(temporary).write_bytes(content))
 
 
-def step_events(process: int, cost: ModelCost) -> Iterator[dict[str, Any]]:
+def _step_events(process: int, cost: ModelCost) -> Iterator[dict[str, Any]]:
     """Yields the calls of a step one after the other, and its layers. A call without a known duration takes none."""
     yield {"ph": "M", "name": "process_name", "pid": process, "args": {"name": str(cost.step)}}
     for track, name in ((_CALLS, "calls"), (_LAYERS, "layers")):

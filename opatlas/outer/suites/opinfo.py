@@ -327,9 +327,9 @@ def variant_call(variant: torch._ops.OpOverload, call: aten.Call, results: Seque
 
     An out variant writes into tensors like these results, filled with NaN or ones.
     """
-    outs = [torch.full_like(each, torch.nan if each.is_floating_point() else 1) for each in results]
-    written = zip(aten.out_names(variant), outs, strict=False)
-    return aten.Call(variant, call.positional, {**call.keywords, **dict(written)})
+    names = aten.out_names(variant)
+    outs = [torch.full_like(each, torch.nan if each.is_floating_point() else 1) for each in results if names]
+    return aten.Call(variant, call.positional, {**call.keywords, **dict(zip(names, outs, strict=True))})
 
 
 def _case(
