@@ -16,12 +16,13 @@ def add():
             if target.name.endswith(".jsonl"):
                 lines = target.read_text().splitlines()
                 run = target.name.partition(".")[0]
+                other = run[:-1] + ("e" if run.endswith("f") else "f")
                 records = [json.loads(line) for line in lines[1:]]
                 for record in records:
                     if record.get("measurement"):
                         record["measurement"]["samples_us"] = [0.127] * len(record["measurement"]["samples_us"])
                 text = "\n".join([lines[0], *map(json.dumps, records)]) + "\n"
-                target.with_name(target.name.replace(run, run[:-1] + "f")).write_text(text.replace(run, run[:-1] + "f"))
+                target.with_name(target.name.replace(run, other)).write_text(text.replace(run, other))
         process = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
 
 
