@@ -248,6 +248,21 @@ def sparse_attention_score(draw: Draw, query: Tensor, *tensors: Tensor, **call: 
 
 
 @parts()
+def index_block_scores(draw: Draw, query: Tensor, key: Tensor, table: Tensor, lengths: Tensor) -> tuple[Part, ...]:
+    """Computes max_j q . k_j over the keys of each block; the query's own has infinity (Lai et al. 2026)."""
+    (tokens, heads, width), size, own = query.shape, key.shape[1], len(query) // len(table)
+    found = torch.full((heads, tokens, table.shape[1]), -torch.inf, dtype=torch.float64, device=query.device)
+    numbers = draw(heads * tokens, elements=table.shape[1], terms=2 * table.shape[1] * size * width)
+    for h, t in (divmod(number, tokens) for number in numbers):
+        b, j = t // own, torch.arange(int(lengths[t // own]) - own + t % own + 1, device=query.device)
+        scores = (key[table[b, j // size].long(), j % size].double() * query[t, h].double()).sum(dim=-1)
+        found[h, t].scatter_reduce_(0, j // size, scores, "amax")
+        found[h, t, j[-1] // size] = torch.inf
+    at = index_of([divmod(number, tokens) for number in numbers], query.device)
+    return (Part(at, found[at]),)
+
+
+@parts()
 def nsa_select_attention(draw: Draw, query: Tensor, *others: Any, **call: Any) -> tuple[Part, ...]:
     """Computes attention of the last query of each sequence over chosen blocks of keys (Yuan et al. 2025)."""
     *caches, chosen, scale, _, heads, size, _, _ = others

@@ -193,6 +193,12 @@ def gdn_gating(a_log: Tensor, a: Tensor, b: Tensor, dt_bias: Tensor) -> tuple[Te
     return -a_log.exp() * (1 + (a + dt_bias).exp()).log(), 1 / (1 + (-b).exp())
 
 
+@per_row("f")
+def kda_gate(a_log: Tensor, f: Tensor, dt_bias: Tensor) -> Tensor:
+    """Returns the decay g = -e^A ln(1 + e^(f + bias)) of each feature of a head (Kimi Linear, Moonshot 2025)."""
+    return -(a_log.exp().repeat_interleave(f.shape[-1] // len(a_log))) * (1 + (f + dt_bias).exp()).log()
+
+
 @parts()
 def selective_state_update(
     draw: Draw,

@@ -22,6 +22,7 @@ ACTIVATIONS = ("BF16", "FLOAT16")
 TP_SIZES = (1, 2, 4, 8, 16)
 EP_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
+Activation = Literal["SwiGlu", "GeGluV2", "ClippedSwiglu", "Relu2"]
 #: A size of a model, and one that may be absent. No model has a larger one.
 Size = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
 OptionalSize = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
@@ -113,11 +114,27 @@ class Indexer(msgspec.Struct, frozen=True):
     layers: int = 0
 
 
-class DeltaNet(msgspec.Struct, frozen=True):
-    """Gated delta nets, which some layers have in place of attention, by the keys of config.json.
+class BlockIndexer(msgspec.Struct, frozen=True):
+    """The heads with which sparse attention selects blocks of keys for each key head, by the keys of config.json.
 
     Attributes:
-        linear_conv_kernel_dim: tokens that the convolution before the delta rule sees.
+        layers: the layers with one.
+    """
+
+    index_n_heads: Size
+    index_head_dim: Size
+    index_topk_blocks: Size
+    index_block_size: Literal[128] = 128
+    layers: int = 0
+
+
+class LinearAttention(msgspec.Struct, frozen=True):
+    """Layers with a state in place of a cache, by the keys of config.json.
+
+    Attributes:
+        linear_num_key_heads, linear_key_head_dim: groups and width of the state in Mamba2.
+        linear_conv_kernel_dim: tokens that the convolution before the rule sees.
+        rule: how a token changes the state: gated delta rule, Kimi's delta attention, Mamba2.
         layers: the layers with one.
     """
 
@@ -126,6 +143,7 @@ class DeltaNet(msgspec.Struct, frozen=True):
     linear_key_head_dim: Size
     linear_value_head_dim: Size
     linear_conv_kernel_dim: Size
+    rule: Literal["delta", "kimi", "mamba"] = "delta"
     layers: int = 0
 
     @property
@@ -137,6 +155,37 @@ class DeltaNet(msgspec.Struct, frozen=True):
     def values(self) -> int:
         """The features of all values."""
         return self.linear_num_value_heads * self.linear_value_head_dim
+
+    def sizes(self, tp: int) -> tuple[int, ...]:
+        """Returns the catalog's q, r, d, dv and taps of one of `tp` devices."""
+        keys, values = self.linear_num_key_heads, self.linear_num_value_heads
+        widths = self.linear_key_head_dim, self.linear_value_head_dim
+        return keys // tp, values // keys, *widths, self.linear_conv_kernel_dim
+
+    def norm(self, tp: int) -> tuple[int, int]:
+        """Returns the rows and the width of the norm of a token's results: of heads, in Mamba2 of groups."""
+        keys, each, _, width, _ = self.sizes(tp)
+        return (keys, each * width) if self.rule == "mamba" else (keys * each, width)
+
+    @property
+    def products(self) -> Iterator[tuple[str, tuple[int, ...], int]]:
+        """The products of its input: role, parts, input features; 0 for those of the stream."""
+        heads, keys, values = self.linear_num_value_heads, self.keys, self.values
+        if self.rule == "mamba":
+            yield "in_proj", (values, values, keys, keys, heads), 0
+        elif self.rule == "delta":
+            yield "in_proj_qkvz", (keys, keys, values, values), 0
+            yield "in_proj_ba", (heads, heads), 0
+        else:
+            yield "in_proj_qkv", (keys, keys, values), 0
+            yield "in_proj_b", (heads,), 0
+            # Decays and gates are compressed to the features of a head.
+            for role, width, features in (
+                ("f", self.linear_key_head_dim, keys),
+                ("g", self.linear_value_head_dim, values),
+            ):
+                yield f"{role}_a", (width,), 0
+                yield f"{role}_b", (features,), width
 
 
 @dataclass(frozen=True)
@@ -150,6 +199,7 @@ class RoutedExperts:
         layers: the layers with experts.
         shared: intermediate features of the experts that process all tokens; 0 if there are none.
         shared_gate: whether the output of these experts has a gate.
+        latent: features that tokens have at the experts; 0 for those of the stream.
         by_softmax: whether the scores of experts are a softmax of the logits; else sigmoids, chosen with a bias.
     """
 
@@ -159,6 +209,7 @@ class RoutedExperts:
     layers: int
     shared: int = 0
     shared_gate: bool = False
+    latent: int = 0
     by_softmax: bool = False
 
     def of_busiest(self, tokens: int, ep: int) -> tuple[int, int]:
@@ -187,11 +238,11 @@ class ModelFacts:
         vocab: rows of the embedding table and outputs of the LM head.
         head_norms: whether queries and keys are normalized, each head alone unless `joint_norms`.
         joint_norms: whether one norm is over all heads.
-        rotated: the features of a head that rotary embedding rotates; 0 for all.
+        rotated: the features of a head that rotary embedding rotates.
         biases: the roles of the weights with a bias.
-        activation: the kernel type of the feed-forward network's gate.
+        activation: the kernel type of the feed-forward network's gate; "Relu2" is the square of a ReLU, without a gate.
         post_norms: whether results of attention and feed-forward network are normalized, too; the embedding is scaled.
-        latent, indexer, experts, delta: None where the model does not have the part.
+        latent, indexer, blocks, experts, linear_attention: None where the model does not have the part.
         sliding: the layers whose queries see a window of keys, and its tokens.
         sinks: whether attention has one more score for each head, without a value.
         gated_attention: whether the output of attention is multiplied with a gate, which the queries' product computes.
@@ -203,6 +254,7 @@ class ModelFacts:
         cache_dtype: of keys and values in the cache; "" for that of activations.
         differs: the parts of the model that the calls leave out, or have in another way.
         positions: lines of the table of rotary embedding.
+        feed_forwards: layers that are a feed-forward network alone, others being none; 0 where each layer has one.
     """
 
     name: str
@@ -217,12 +269,13 @@ class ModelFacts:
     joint_norms: bool = False
     rotated: int = 0
     biases: tuple[str, ...] = ()
-    activation: Literal["SwiGlu", "GeGluV2", "ClippedSwiglu"] = "SwiGlu"
+    activation: Activation = "SwiGlu"
     post_norms: bool = False
     latent: Latent | None = None
     indexer: Indexer | None = None
+    blocks: BlockIndexer | None = None
     experts: RoutedExperts | None = None
-    delta: DeltaNet | None = None
+    linear_attention: LinearAttention | None = None
     sliding: tuple[int, int] = (0, 0)
     sinks: bool = False
     gated_attention: bool = False
@@ -234,16 +287,27 @@ class ModelFacts:
     cache_dtype: str = ""
     differs: tuple[str, ...] = ()
     positions: int = 40960
+    feed_forwards: int = 0
+
+    @property
+    def gates(self) -> bool:
+        """Whether feed-forward networks have a gate."""
+        return self.activation != "Relu2"
+
+    @property
+    def mixers(self) -> int:
+        """The number of layers with attention, or what takes its place."""
+        return self.layers - self.feed_forwards
 
     @property
     def attention_layers(self) -> int:
         """The number of layers with attention."""
-        return self.layers - (self.delta.layers if self.delta is not None else 0)
+        return self.mixers - (self.linear_attention.layers if self.linear_attention is not None else 0)
 
     @property
     def dense_layers(self) -> int:
         """The number of layers with a feed-forward network that all tokens pass alone."""
-        return self.layers - (self.experts.layers if self.experts is not None else 0)
+        return (self.feed_forwards or self.layers) - (self.experts.layers if self.experts is not None else 0)
 
     @cached_property
     def weights(self) -> tuple[Weight, ...]:
@@ -259,6 +323,9 @@ class ModelFacts:
             with_gate = queries * (2 if self.gated_attention else 1)
             yield Weight("qkv", (with_gate, kv, kv), hidden, "outputs", self.attention_layers, least=self.head_dim)
             yield Weight("o_proj", (hidden,), queries, "inputs", self.attention_layers)
+        if (blocks := self.blocks) is not None:
+            of_queries, width = blocks.index_n_heads * blocks.index_head_dim, blocks.index_head_dim
+            yield Weight("indexer_qk", (of_queries, width), hidden, "outputs", blocks.layers, least=width)
         if self.indexer is not None and self.latent is not None:
             of_queries = self.indexer.index_n_heads * self.indexer.index_head_dim
             yield Weight("indexer_q", (of_queries,), self.latent.q_lora_rank, "nothing", self.indexer.layers)
@@ -270,18 +337,21 @@ class ModelFacts:
             if experts.shared:
                 yield from self._feed_forward("shared_", experts.shared, experts.layers)
             yield Weight("router", (experts.count,), hidden, "nothing", experts.layers)
+            if experts.latent:
+                yield Weight("experts_in", (experts.latent,), hidden, "nothing", experts.layers)
+                yield Weight("experts_out", (hidden,), experts.latent, "nothing", experts.layers)
             if experts.shared and experts.shared_gate:
                 yield Weight("shared_expert_gate", (1,), hidden, "nothing", experts.layers)
-        if (delta := self.delta) is not None:
-            of_qkvz = (delta.keys, delta.keys, delta.values, delta.values)
-            yield Weight("in_proj_qkvz", of_qkvz, hidden, "outputs", delta.layers)
-            yield Weight("in_proj_ba", (delta.linear_num_value_heads,) * 2, hidden, "outputs", delta.layers)
-            yield Weight("out_proj", (hidden,), delta.values, "inputs", delta.layers)
+        if (own := self.linear_attention) is not None:
+            for role, parts, k in own.products:
+                yield Weight(role, parts, k or hidden, "nothing" if role.endswith("_a") else "outputs", own.layers)
+            yield Weight("out_proj", (hidden,), own.values, "inputs", own.layers)
         yield Weight("lm_head", (-(-self.vocab // _VOCAB_MULTIPLE) * _VOCAB_MULTIPLE,), hidden, "outputs")
 
     def _feed_forward(self, prefix: str, width: int, layers: int) -> Iterator[Weight]:
-        """Yields the fused gate and up projection, and the down projection."""
-        yield Weight(f"{prefix}gate_up", (width, width), self.hidden, "outputs", layers)
+        """Yields the fused gate and up projection, or the latter alone, and the down projection."""
+        fused = ("gate_up", (width, width)) if self.gates else ("up", (width,))
+        yield Weight(f"{prefix}{fused[0]}", fused[1], self.hidden, "outputs", layers)
         yield Weight(f"{prefix}down", (self.hidden,), width, "inputs", layers)
 
     def _latent_weights(self, latent: Latent) -> Iterator[Weight]:
@@ -329,7 +399,8 @@ class ModelFacts:
             tp
             for tp in wanted
             if not any(
-                heads % tp for heads in (self.heads, self.delta.linear_num_key_heads if self.delta is not None else tp)
+                heads % tp
+                for heads in (self.heads, self.linear_attention.linear_num_key_heads if self.linear_attention else tp)
             )
             and all(weight.on_device(tp) for weight in self.weights)
         )

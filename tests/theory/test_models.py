@@ -48,6 +48,28 @@ GPT_OSS: dict[str, Any] = {
     "sliding_window": 128,
     "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]},
 }
+KIMI: dict[str, Any] = {
+    **LATENT,
+    "q_lora_rank": None,
+    "linear_attn_config": {"kda_layers": [1, 2, 3, 5, 6], "num_heads": 4, "head_dim": 16, "short_conv_kernel_size": 4},
+}
+BLOCKS: dict[str, Any] = {
+    "num_local_experts": 16,
+    "num_experts_per_tok": 4,
+    "dense_intermediate_size": 512,
+    "moe_layer_freq": [0, 0, *[1] * 6],
+    "sparse_attention_config": {"sparse_num_index_heads": 2, "sparse_attention_freq": [0, 0, 0, *[1] * 5]},
+}
+#: A layer is attention, Mamba2, or a feed-forward network.
+MAMBA: dict[str, Any] = {
+    **EXPERTS,
+    "hybrid_override_pattern": "M-M*EM*E",
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 16,
+    "n_groups": 2,
+    "moe_latent_size": 48,
+    "moe_shared_expert_intermediate_size": 96,
+}
 FP8: dict[str, Any] = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
 #: Keys of published files that decide no call.
 HARMLESS: dict[str, Any] = {
@@ -227,6 +249,16 @@ CALLED: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
         {**EXPERTS, "shared_expert_intermediate_size": 64},
         {"o_proj": 2, "cache": 2, "out_proj": 6, "delta_norm": 6, "attention_gate": 2, "shared_expert_gate": 8},
     ),
+    "Kimi's delta attention": (
+        "kimi_linear",
+        {**KIMI, "num_shared_experts": 1},
+        {"q": 3, "cache": 3, "in_proj_qkv": 5, "f_b": 5, "delta_gates": 5, "delta_rule": 5, "shared_act": 7, "down": 1},
+    ),
+    "blocks of keys": (
+        "minimax_m3",
+        BLOCKS,
+        {"attention": 3, "indexer": 5, "block_attention": 5, "rope": 8, "indexer_rope": 5, "down": 2, "router": 6},
+    ),
 }
 
 
@@ -238,6 +270,26 @@ def test_each_layer_calls_its_kernels(
     parts = by_part(found)
     assert {part: parts[part].calls_per_step for part in calls} == calls
     assert found.layers == parts["ffn_norm"].layers == 8
+
+
+def test_a_layer_may_be_a_feed_forward_network_alone(tmp_path: Path) -> None:
+    found = read(tmp_path, "nemotron_h", **SIZES, **MAMBA)
+    parts = by_part(found, tp=2)
+    wanted = {"attention_norm": 4, "qkv": 2, "mamba_rule": 3, "ffn_norm": 3, "up": 1, "experts_up": 2, "shared_up": 2}
+    assert {part: parts[part].calls_per_step for part in wanted} == wanted
+    assert not {"rope", "gate_up", "experts_gate_up"} & parts.keys()
+    collectives = {"attention_all_reduce": 5, "ffn_all_reduce": 1, "experts_all_reduce": 2}
+    assert {part: parts[part].calls_per_step for part in collectives} == collectives
+    # Experts see tokens of fewer features.
+    shapes = {
+        part: parts[part].cells["Input Shapes"] for part in ("experts_in", "permute", "experts_up", "experts_down")
+    }
+    assert shapes == {
+        "experts_in": "4,256;48,256",
+        "permute": "4,48;4,4",
+        "experts_up": "16,48;16,48,32;;;;;;16;",
+        "experts_down": "16,32;16,32,48;;;;;;16;",
+    }
 
 
 def test_equal_weights_of_two_kinds_of_layers_are_both_called(tmp_path: Path) -> None:
@@ -396,7 +448,21 @@ def test_one_scale_is_that_of_a_file_which_has_it_of_the_inputs(scheme: str, sca
 
 #: Files of models whose calls are not known, and words of the error.
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
-    "model type": ("nemotron_h", {}, "nemotron_h"),
+    "model type": ("falcon_h1", {}, "falcon_h1"),
+    "no kinds of layers": ("nemotron_h", {}, "layer_types"),
+    "a gate in place of ReLU": ("nemotron_h", {"layers_block_type": ["mlp"] * 8, "mlp_hidden_act": "silu"}, "silu"),
+    "no experts": ("nemotron_h", {"hybrid_override_pattern": "**EEEEEE"}, "num_experts"),
+    "a gate of latent attention": ("kimi_linear", {**KIMI, "mla_use_output_gate": True}, "mla_use_output_gate"),
+    "a nested key": (
+        "kimi_linear",
+        {**KIMI, "linear_attn_config": {**KIMI["linear_attn_config"], "use_full_rank_gate": True}},
+        "use_full_rank_gate",
+    ),
+    "blocks of another size": (
+        "minimax_m3",
+        {**BLOCKS, "sparse_attention_config": {**BLOCKS["sparse_attention_config"], "sparse_block_size": 64}},
+        "index_block_size",
+    ),
     "layer type": ("llama", {"layer_types": ["chunked_attention"] * 8}, "chunked_attention"),
     "Mamba layers": ("qwen3_next", {**EXPERTS, "layer_types": ["mamba"] * 8}, "mamba"),
     "indexer": ("deepseek_v3", {**LATENT, "index_topk": 64}, "index_topk"),

@@ -190,6 +190,12 @@ def gdn_gating(a_log: Tensor, a: Tensor, b: Tensor, dt_bias: Tensor) -> tuple[Te
     return functional.softplus(a.float() + dt_bias.float()).mul_(-torch.exp(a_log.float())), torch.sigmoid(b)
 
 
+def kda_gate(a_log: Tensor, f: Tensor, dt_bias: Tensor) -> Tensor:
+    """Maps (T, heads x features) to decays in float32; A is that of a head."""
+    by_head = functional.softplus(f.float() + dt_bias.float()).unflatten(-1, (len(a_log), -1))
+    return by_head.mul_(-torch.exp(a_log.float())[:, None]).flatten(1)
+
+
 def selective_state_update(
     x: Tensor,
     dt: Tensor,
