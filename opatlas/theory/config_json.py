@@ -18,35 +18,10 @@ import msgspec
 from msgspec import ValidationError
 
 from opatlas.text import suggest
-from opatlas.theory.model_kinds import (
-    BLOCKS,
-    CYCLE,
-    FULL,
-    LINEAR,
-    MLP,
-    MODEL_KINDS,
-    MOE,
-    MOE_WIDTH,
-    SLIDING,
-    TEXT_OF,
-    Cycle,
-    EveryKind,
-    Experts,
-    IndexedLayers,
-    LayerKinds,
-    ModelKind,
-    SharedKeys,
-    Stored,
-)
-from opatlas.theory.models import (
-    BlockIndexer,
-    Indexer,
-    Latent,
-    LinearAttention,
-    ModelFacts,
-    RoutedExperts,
-    TargetError,
-)
+from opatlas.theory import model_kinds
+from opatlas.theory.model_kinds import FULL, LINEAR, MLP, MODEL_KINDS, MOE, SLIDING, EveryKind, LayerKinds, ModelKind
+from opatlas.theory.model_parts import BlockIndexer, Indexer, Latent, LinearAttention, RoutedExperts
+from opatlas.theory.models import ModelFacts, TargetError
 
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
@@ -161,27 +136,27 @@ def _facts(name: str, text: Mapping[str, Any], whole: Mapping[str, Any]) -> Mode
         return msgspec.convert(keys, struct)
 
     layers, hidden, heads = base.num_hidden_layers, base.hidden_size, base.num_attention_heads
-    cycle = part(Cycle).full_attention_interval if CYCLE in kind.defaults else 0
+    cycle = part(model_kinds.Cycle).full_attention_interval if model_kinds.CYCLE in kind.defaults else 0
     kinds = _kinds_of_layers(base, kind, cycle)
     sliding, alone = kinds.count(SLIDING), kinds.count(MLP) + kinds.count(MOE)
     if kind.attention == "shared":
         latent, indexer = None, None
-        shared = part(SharedKeys)
+        shared = part(model_kinds.SharedKeys)
         kv_heads, head_dim = shared.num_key_value_heads, _head_dim(shared, heads, hidden)
         rotated = _rotated(shared, head_dim, text)
     else:
         latent = part(Latent)
         kv_heads, head_dim = heads, latent.qk_nope_head_dim + latent.qk_rope_head_dim
-        rotated = latent.qk_rope_head_dim
-        indexer = _indexer(part(Indexer), part(IndexedLayers), layers) if kind.attention == "indexed" else None
-        _expect(latent.q_lora_rank or kind.attention == "latent", "q_lora_rank")
+        rotated, is_indexed = latent.qk_rope_head_dim, kind.attention == "indexed"
+        indexer = _indexer(part(Indexer), part(model_kinds.IndexedLayers), layers) if is_indexed else None
+        _expect(latent.q_lora_rank or not is_indexed, "q_lora_rank")
     own, blocks = None, None
     if others := kinds.count(kind.other) if kind.other != SLIDING else 0:
-        if kind.other == BLOCKS:
+        if kind.other == model_kinds.BLOCKS:
             blocks = msgspec.structs.replace(part(BlockIndexer), layers=others)
         else:
             own = msgspec.structs.replace(part(LinearAttention), layers=others, rule=kind.rule)
-    experts = _experts(part(Experts), base, kind, kinds) if kind.width else None
+    experts = _experts(part(model_kinds.Experts), base, kind, kinds) if kind.width else None
     sparse = experts.layers if experts is not None else 0
     _expect(base.intermediate_size or sparse == (alone or layers), "intermediate_size")
     biases = kind.biases if base.attention_bias else ()
@@ -221,7 +196,7 @@ def _facts(name: str, text: Mapping[str, Any], whole: Mapping[str, Any]) -> Mode
 def _kind(model_type: object) -> ModelKind:
     if not isinstance(model_type, str):
         raise ValidationError("no key 'model_type': give the config.json of a model")
-    model_type = TEXT_OF.get(model_type, model_type)[:60]
+    model_type = model_kinds.TEXT_OF.get(model_type, model_type)[:60]
     if model_type not in MODEL_KINDS:
         raise ValidationError(
             f"model_type {model_type!r} is not known{suggest(model_type, MODEL_KINDS)}: give a model of one of "
@@ -292,7 +267,7 @@ def _kinds_of_layers(base: EveryKind, kind: ModelKind, cycle: int) -> list[str]:
     return kinds
 
 
-def _head_dim(shared: SharedKeys, heads: int, hidden: int) -> int:
+def _head_dim(shared: model_kinds.SharedKeys, heads: int, hidden: int) -> int:
     if heads % shared.num_key_value_heads:
         problem = f"num_key_value_heads {shared.num_key_value_heads} does not divide num_attention_heads {heads}"
         raise ValidationError(problem)
@@ -301,7 +276,7 @@ def _head_dim(shared: SharedKeys, heads: int, hidden: int) -> int:
     return shared.head_dim or hidden // heads
 
 
-def _rotated(shared: SharedKeys, head_dim: int, text: Mapping[str, Any]) -> int:
+def _rotated(shared: model_kinds.SharedKeys, head_dim: int, text: Mapping[str, Any]) -> int:
     """Returns the features of a head that the rotary embedding rotates."""
     factor: Any = shared.partial_rotary_factor
     for nested in (text.get("rope_parameters"), text.get("rope_scaling")):
@@ -311,7 +286,7 @@ def _rotated(shared: SharedKeys, head_dim: int, text: Mapping[str, Any]) -> int:
     return shared.rotary_dim or int(head_dim * factor)
 
 
-def _indexer(indexer: Indexer, chosen: IndexedLayers, layers: int) -> Indexer:
+def _indexer(indexer: Indexer, chosen: model_kinds.IndexedLayers, layers: int) -> Indexer:
     known = ("full", "shared", "F", "S")
     kinds = _each_layer("indexer_types", chosen.indexer_types, layers, known)
     kinds = kinds or _each_layer("index_topk_pattern", chosen.index_topk_pattern, layers, known)
@@ -320,12 +295,12 @@ def _indexer(indexer: Indexer, chosen: IndexedLayers, layers: int) -> Indexer:
     return msgspec.structs.replace(indexer, layers=sum(kind in ("full", "F") for kind in kinds))
 
 
-def _experts(stated: Experts, base: EveryKind, kind: ModelKind, of_layers: list[str]) -> RoutedExperts | None:
+def _experts(stated: model_kinds.Experts, base: EveryKind, kind: ModelKind, own: list[str]) -> RoutedExperts | None:
     layers, count, top_k = base.num_hidden_layers, stated.num_experts, stated.num_experts_per_tok
     listed = [("dense", "sparse")[each] for each in stated.moe_layer_freq] if stated.moe_layer_freq != 1 else []
     kinds = _each_layer("mlp_layer_types", [*stated.mlp_layer_types] or [*listed], layers, ("dense", "sparse"))
     if MLP in kind.layer_names.values():
-        sparse = of_layers.count(MOE)
+        sparse = own.count(MOE)
         _expect(count or not sparse, "num_experts")
     elif kinds:
         sparse = kinds.count("sparse")
@@ -336,7 +311,7 @@ def _experts(stated: Experts, base: EveryKind, kind: ModelKind, of_layers: list[
         sparse = max(layers - stated.first_k_dense_replace, 0) if kind.sparse == "later" else layers
     if not count or not sparse:
         return None
-    width = stated.moe_intermediate_size if kind.width == MOE_WIDTH else base.intermediate_size
+    width = stated.moe_intermediate_size if kind.width == model_kinds.MOE_WIDTH else base.intermediate_size
     _expect(width, kind.width)
     _expect(top_k, "num_experts_per_tok")
     if top_k > count:
@@ -379,7 +354,7 @@ def _dtype(places: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if isinstance(found, dict):
             found = {key: value for key, value in found.items() if value is not None}
             found |= inner if isinstance(inner := found.get("quantization"), dict) else {}
-        stated = msgspec.convert({"quantization_config": found}, Stored).quantization_config
+        stated = msgspec.convert({"quantization_config": found}, model_kinds.Stored).quantization_config
         dtype, words, bits = stated.dtype_and_weights()
         how = {"dtype": dtype, "stored": words, "stored_bits": bits, "cache_dtype": stated.cache_dtype()}
         return {**how, "scales": stated.scales() if dtype == "FLOAT8_E4M3FN" else ""}

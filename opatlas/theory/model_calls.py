@@ -16,29 +16,18 @@ from opatlas.row.attention import Sequences
 from opatlas.row.columns import EXPERT_LOAD
 from opatlas.row.communication import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, REDUCE_SCATTER
 from opatlas.theory import model_step
+from opatlas.theory.model_parts import BlockIndexer, Indexer, Latent, LinearAttention, RoutedExperts
 from opatlas.theory.model_step import ModelCall
-from opatlas.theory.models import BlockIndexer, Indexer, Latent, LinearAttention, ModelFacts, RoutedExperts
+from opatlas.theory.models import ModelFacts
 from opatlas.theory.step_calls import StepCalls
 
 #: The pattern of each kind of gate.
 _GATES = {"SwiGlu": "swiglu", "GeGluV2": "geglu", "ClippedSwiglu": "swiglu"}
-#: Of each rule of linear attention the kernel types and patterns of its gates, of decoded tokens, and of prompts.
+#: Of each rule of linear attention the kernel types of decoded tokens, and of prompts.
 _RULES = {
-    "delta": (
-        {"delta_gates": ("fused_gdn_gating_kernel", "gdn_gating")},
-        ("RecurrentGatedDeltaRule", "recurrent_gated_delta_rule"),
-        ("ChunkGatedDeltaRule", "chunk_gated_delta_rule"),
-    ),
-    "kimi": (
-        {"delta_gates": ("kda_gate_fwd_kernel", "kda_gate"), "delta_shares": ("Sigmoid", "unary")},
-        ("RecurrentGatedDeltaRule", "recurrent_kimi_delta_rule"),
-        ("ChunkKdaFwd", "chunk_kimi_delta_rule"),
-    ),
-    "mamba": (
-        {},
-        ("_selective_scan_update_kernel", "selective_state_update"),
-        ("mamba_chunk_scan_combined_varlen", "mamba_chunk_scan"),
-    ),
+    "delta": ("RecurrentGatedDeltaRule", "ChunkGatedDeltaRule"),
+    "kimi": ("RecurrentGatedDeltaRule", "ChunkKdaFwd"),
+    "mamba": ("_selective_scan_update_kernel", "mamba_chunk_scan_combined_varlen"),
 }
 
 
@@ -228,27 +217,31 @@ class _ModelStep(StepCalls):
     def linear_attention(self, own: LinearAttention) -> Iterator[ModelCall]:
         """Yields the calls of layers whose state takes the place of a cache."""
         sizes = dict(zip(("q", "r", "d", "dv", "taps"), own.sizes(self.tp), strict=True))
-        gates, decoding, prefill = _RULES[own.rule]
-        name = "mamba" if own.rule == "mamba" else "delta"
+        name, kinds = "mamba" if own.rule == "mamba" else "delta", ("", "_prefill")
 
         def call(part: str, kernel_type: str, pattern: str, **others: int) -> ModelCall:
             return self.call(part, kernel_type, pattern, own.layers, **{**sizes, **others})
 
         yield from self.products(*(role for role, _, _ in own.products))
-        parts = [(group, "", decoding) for group in model_step.alike_sequences(self.decoded)]
-        parts += [(group, "_prefill", prefill) for group in model_step.alike_sequences(self.prompts)]
-        lengths = [{"s": sum(each.n for each in group), "t": group[0].queries} for group, *_ in parts]
-        for (_, phase, _), of_group in zip(parts, lengths, strict=True):
-            yield call("convolution", "CausalConv1d", f"causal_conv1d{phase}", **of_group)
-        for part, gate in gates.items():
-            yield call(part, *gate, h=sizes["q"] * sizes["r"])
-        for (_, phase, (kernel_type, pattern)), of_group in zip(parts, lengths, strict=True):
-            drafted = of_group["t"] > 1 and not phase
-            if own.rule == "mamba" and drafted:
-                # A token after the other, as the kernel reads them.
-                of_group = {"s": of_group["s"] * of_group["t"], "t": 1}
-            drafts = "_drafts" if own.rule == "delta" and drafted else ""
-            yield call(f"{name}_rule", kernel_type, f"{pattern}{drafts}", **of_group)
+        # Whether a group of sequences has prompts, their number, the queries of each.
+        parts = [
+            (number, sum(each.n for each in group), group[0].queries)
+            for number, sequences in enumerate((self.decoded, self.prompts))
+            for group in model_step.alike_sequences(sequences)
+        ]
+        for is_prompt, s, t in parts:
+            yield call("convolution", "CausalConv1d", f"causal_conv1d{kinds[is_prompt]}", s=s, t=t)
+        if own.rule == "kimi":
+            yield call("delta_gates", "kda_gate_fwd_kernel", "kda_gate")
+            yield call("delta_shares", "Sigmoid", "unary", h=sizes["q"])
+        elif own.rule == "delta":
+            yield call("delta_gates", "fused_gdn_gating_kernel", "gdn_gating")
+        for is_prompt, s, t in parts:
+            # Mamba2 reads drafted tokens one after the other.
+            s, t = (s * t, 1) if own.rule == "mamba" and not is_prompt else (s, t)
+            drafts = "_drafts" if own.rule == "delta" and t > 1 and not is_prompt else ""
+            pattern = f"{('recurrent', 'chunk')[is_prompt]}_{own.rule}_rule{drafts}"
+            yield call(f"{name}_rule", _RULES[own.rule][is_prompt], pattern, s=s, t=t)
         rows, width = own.norm(self.tp)
         yield call(f"{name}_norm", "_layer_norm_fwd_1pass_kernel_npu", "gated_rms_norm", q=rows, dv=width)
         yield from self.products("out_proj")

@@ -13,7 +13,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from opatlas.theory.models import Activation, OptionalSize, Size
+from opatlas.theory.model_parts import OptionalSize, Size
+from opatlas.theory.models import Activation
 from opatlas.yaml_file import read_yaml
 
 _PATH = Path(import_module("opatlas.shapes").__path__[0], "model_kinds.yaml")
