@@ -100,6 +100,14 @@ class ToySession(MsprofSession):
         return self._launched.pop(Path(), []), []
 
 
+class ToyBatches(MsprofBatches):
+    """Rows in profiling sessions of a toy."""
+
+    def __init__(self, toy: Toy) -> None:
+        super().__init__(lambda launcher: toy, MeasureSettings(), Path())
+        self._new_session = lambda: ToySession(toy)
+
+
 class ThreadDevice:
     """A device of a cluster that is a thread with a toy; its answers come as bytes, as those of an actor do."""
 
@@ -163,7 +171,7 @@ SCHEDULERS: dict[str, Callable[[bool], Scheduler]] = {
     "in this process": lambda is_gone: InThisProcess(Toy(is_gone)),
     "device processes": _device_processes,
     "groups": _groups,
-    "msprof": lambda is_gone: MsprofBatches(lambda: ToySession(Toy(is_gone))),
+    "msprof": lambda is_gone: ToyBatches(Toy(is_gone)),
     "cluster": lambda is_gone: SingleOrGroup(Dealer([ThreadDevice(Toy(is_gone))], print), _groups(is_gone)),
 }
 
