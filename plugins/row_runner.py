@@ -97,7 +97,7 @@ class RowRunner:
             return Profiles(self.samples(), settings.devices[0].name)
         if settings.in_process:
             return InProcess(settings.devices[0], settings.measure, context.waits)
-        excluded = ExcludedDevices(context.shared_path)
+        excluded = ExcludedDevices(context.shared.path)
         first, size = context.place % len(settings.devices), settings.msprof_rows or 1
         single = OnDevices(settings.devices[first:] + settings.devices[:first], self._of_device, excluded, size)
         groups = GroupPool(GroupNodes(settings.devices), settings.measure, excluded, self._of_group, size)
