@@ -88,15 +88,9 @@ def verdicts(python: Path, folder: Path, cases: Sequence[Case]) -> list[Verdict]
 
 def _run(python: Path, jobs: Path, lines: Path) -> str:
     here = Path(__file__).parent
+    path = [REPOSITORY, here, here.parent / "bench"]
     try:
-        done = run(
-            python,
-            here / "npu_proof.py",
-            jobs,
-            lines,
-            folder=jobs.parent,
-            path=[REPOSITORY, here, here.parent / "bench"],
-        )
+        done = run(python, here / "npu_proof.py", jobs, lines, folder=jobs.parent, path=path)
     except subprocess.TimeoutExpired as error:
         return str(error)
     return f"exit status {done.returncode}: {done.stdout.strip()[-1000:]}"

@@ -1,8 +1,8 @@
 """Pythons that are forked off one that has imported torch, which takes a session and its device process a second each.
 
-`Popen` is `subprocess.Popen`, but that a fork runs a command which runs this Python, or another of `WARM`. The fork is a
-child of the process that asks, as a new process would be, processes that it starts are forked likewise, and /proc shows
-its command line and its environment.
+`Popen` is `subprocess.Popen`, but that a fork runs a command which runs this Python, or another of `WARM`. The fork is
+a child of the process that asks, as a new process would be, processes that it starts are forked likewise, and /proc
+shows its command line and its environment.
 
 What sessions import of this checkout is there too, but for a program that finds another copy of it first. The first
 process has one thread: others would not be there in the fork.
@@ -168,13 +168,8 @@ def _server_of_this_process(python: str) -> _Server | None:
             words = [python, __file__, str(theirs.fileno()), *WARM[python], "-" * _ROOM]
             # Nobody waits for its end, which is that of the connection.
             # OpenBLAS makes threads when it is loaded; torch would import a device's package.
-            alone = {
-                **os.environ,
-                "OPENBLAS_NUM_THREADS": "1",
-                "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
-                "ROOM": "-" * _ROOM,
-            }
-            process = _REAL_POPEN(words, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=alone)
+            own = {"OPENBLAS_NUM_THREADS": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "ROOM": "-" * _ROOM}
+            process = _REAL_POPEN(words, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=os.environ | own)
             process.returncode = 0
         _servers[python] = _Server(ours)
     server = _servers.get(python)
