@@ -67,7 +67,7 @@ def combine(
         problems += found.problems
     content = {
         "target": target,
-        "databases": len(opened.sources) - opened.journals,
+        "databases": len(opened.sources),
         "journals": opened.journals,
         **{each.name: getattr(found, each.name) for each in fields(found) if each.name != "mapping"},
         "pooled": pooled,
@@ -101,7 +101,7 @@ def _pool_captures(target: Database, outcome: CombineResult) -> None:
 def _parts(target: Path, opened: CombineSources, found: CombineResult) -> Iterator[Part]:
     yield Fields(
         {
-            "databases": (len(opened.sources) - opened.journals) or None,
+            "databases": len(opened.sources) or None,
             "journals": opened.journals or None,
             "kernel types": (len(found.kernel_types), f"{len(found.new):,} new"),
             "rows added": found.added,

@@ -32,7 +32,8 @@ def test_what_comes_out_is_what_was_promised(folder: Path, sessions: Sessions, r
     expected = folder / "expected.json"
     if request.config.getoption("--write-golden"):
         expected.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
-    assert found == json.loads(expected.read_text()), acceptance.output
+    remedy = f"run `pytest {__file__} --write-golden`, and read the change"
+    assert found == json.loads(expected.read_text()), f"{acceptance.output}\n{remedy}"
 
 
 def test_each_session_is_in_the_list_of_promises() -> None:

@@ -8,15 +8,22 @@ import shutil
 import subprocess
 import sys
 import venv
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
 import cann_stubs
+import warm_python
 from filelock import FileLock
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 #: The wheel, and the torch it was built for.
 TORCH_NPU = TORCH = "2.13.0"
+#: What torch_npu imports, and the code under test.
+_IMPORTED = (
+    *("numpy", "pandas", "torch._dynamo", "torch._meta_registrations", "torch.distributed.tensor", "torch.export"),
+    *("opatlas.outer.doctor.command", "opatlas.run.runner"),
+)
 #: Slow where the network is; an install of torch itself takes minutes.
 _INSTALL_TIMEOUT_S = 900
 
@@ -94,8 +101,17 @@ def _pip(home: Path, *requirements: str) -> None:
         raise Unavailable(f"pip cannot install torch_npu {TORCH_NPU}: {last}")
 
 
-def environment_variables() -> dict[str, str]:
-    """For a child process with that Python: nothing that points to a CANN of this machine."""
+def run(
+    python: Path, *words: str | Path, folder: Path, path: Sequence[Path] = (), **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs that Python to its end, as a fork of one that has imported what torch_npu imports.
+
+    Args:
+        folder: where it runs; torch_npu's profiler leaves a file there.
+        path: go before all packages.
+        environment: variables, besides those of this process that do not point to a CANN of this machine.
+    """
+    warm_python.WARM.setdefault(str(python), _IMPORTED)
     kept = {name: value for name, value in os.environ.items() if not name.startswith("ASCEND")}
-    # torch would import torch_npu by itself; the child says when.
-    return kept | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    variables = kept | {"PYTHONPATH": os.pathsep.join(map(str, (*path, REPOSITORY)))} | environment
+    return warm_python.run([python, *words], cwd=folder, env=variables)

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from npu_environment import REPOSITORY, environment_variables
+from npu_environment import REPOSITORY, run
 from real_rows import sources
 from replaying import cells_of
 from sample_rows import ROWS
 
 from opatlas.row.signature import signature
 from opatlas.run.registry import KINDS, replay_spec, replays_of_bench
-
-_TIMEOUT_S = 300
 
 
 @dataclass(frozen=True)
@@ -91,18 +88,12 @@ def verdicts(python: Path, folder: Path, cases: Sequence[Case]) -> list[Verdict]
 
 def _run(python: Path, jobs: Path, lines: Path) -> str:
     here = Path(__file__).parent
-    path = os.pathsep.join(map(str, (REPOSITORY, here, here.parent / "bench")))
+    path = [REPOSITORY, here, here.parent / "bench"]
     try:
-        done = subprocess.run(
-            [python, here / "npu_proof.py", jobs, lines],
-            env=environment_variables() | {"PYTHONPATH": path},
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_S,
-        )
-    except subprocess.TimeoutExpired:
-        return f"it took more than {_TIMEOUT_S} s"
-    return f"exit status {done.returncode}: {done.stderr.strip()[-1000:]}"
+        done = run(python, here / "npu_proof.py", jobs, lines, folder=jobs.parent, path=path)
+    except subprocess.TimeoutExpired as error:
+        return str(error)
+    return f"exit status {done.returncode}: {done.stdout.strip()[-1000:]}"
 
 
 def proofs(verdicts_by_type: Mapping[str, Sequence[Verdict]]) -> dict[str, str]:

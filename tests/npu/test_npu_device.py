@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from importlib import metadata
@@ -14,10 +13,12 @@ from pathlib import Path
 
 import pytest
 from fake_npu_smi import A3, fake_npu_smi
-from npu_environment import REPOSITORY, TORCH_NPU, environment_variables
+from npu_environment import TORCH_NPU, run
 
+from opatlas.outer.doctor.stages import STAGES, State, Target, Verdict
 from opatlas.row.status import Status
 from opatlas.run.devices.npu import TorchNpuMissing, import_torch_npu
+from opatlas.run.process.messages import decode, encode
 
 HERE = Path(__file__).parent
 
@@ -25,19 +26,9 @@ HERE = Path(__file__).parent
 def opened(python: Path, *path: Path, words: tuple[str, ...] = (), **environment: str):
     """The output of open_npu.py with some arguments; `path` goes before all packages."""
     with tempfile.TemporaryDirectory() as folder:
-        # torch_npu's profiler leaves a file where it is.
-        done = subprocess.run(
-            [python, HERE / "open_npu.py", *words],
-            cwd=folder,
-            env=environment_variables()
-            | {"PYTHONPATH": os.pathsep.join(map(str, (*path, REPOSITORY))), "PYTHONWARNINGS": "ignore"}
-            | environment,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
+        done = run(python, HERE / "open_npu.py", *words, folder=Path(folder), path=path, **environment)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    assert lines, done.stdout + done.stderr
+    assert lines, done.stdout
     return json.loads(lines[-1])
 
 
@@ -105,6 +96,18 @@ def test_without_a_device(npu_python):
     said = opened(npu_python, NPU_STUB_DEVICES="0")
     assert said["error"] == "OpAtlasError"
     assert "/dev/davinci0" in said["message"]
+
+
+def test_the_doctor_says_so_too(npu_python, tmp_path):
+    target, verdict = tmp_path / "target", tmp_path / "verdict"
+    target.write_bytes(encode(Target("npu", "npu")))
+    module = STAGES["operators"].examine.__module__
+    words = ("-m", "opatlas.outer.doctor.command", module, "operators", target, verdict)
+    done = run(npu_python, *words, folder=tmp_path)
+    assert done.returncode == 0, done.stdout
+    found = decode(verdict.read_bytes(), Verdict)
+    assert found.state is State.FAIL
+    assert "/dev/davinci0" in found.detail
 
 
 def test_a_device_that_cannot_be_set(npu_python, tmp_path):

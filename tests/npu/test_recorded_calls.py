@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
-from npu_environment import REPOSITORY, environment_variables
+from npu_environment import run
 from opatlas.plugins.choice import Choice
 from opatlas.plugins.plan import make_plan
 from replaying import cells_of
@@ -35,10 +34,8 @@ CAPTURED = (
 @pytest.fixture(scope="module")
 def records(npu_python, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("records")
-    environment = environment_variables() | {"PYTHONPATH": str(REPOSITORY)}
-    command = [npu_python, Path(__file__).with_name("serving.py"), folder / "calls.jsonl"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
+    done = run(npu_python, Path(__file__).with_name("serving.py"), folder / "calls.jsonl", folder=folder)
+    assert done.returncode == 0, done.stdout
     (path,) = folder.iterdir()
     return path
 

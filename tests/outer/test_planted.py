@@ -23,7 +23,7 @@ from opatlas.run.runner import Runner
 
 pytestmark = pytest.mark.usefixtures("forks")
 CPU = DeviceSpec("cpu")
-SETTINGS = MeasureSettings(repeat_count=40, time_limit_s=60, cache="warm", threads=1)
+SETTINGS = MeasureSettings(repeat_count=16, time_limit_s=60, cache="warm", threads=1)
 KERNELS = [each for each in planted_kernels() if each.device != "cuda"]
 #: They end their process.
 _END = [each for each in KERNELS if each.error_class is ErrorClass.CRASH and not each.has_own_process]

@@ -1,8 +1,8 @@
 """Pythons that are forked off one that has imported torch, which takes a session and its device process a second each.
 
-`Popen` is `subprocess.Popen`, but that a fork runs a command which runs this Python. The fork is a child of the process
-that asks, as a new process would be, processes that it starts are forked likewise, and /proc shows its command line
-and its environment.
+`Popen` is `subprocess.Popen`, but that a fork runs a command which runs this Python, or another of `WARM`. The fork is
+a child of the process that asks, as a new process would be, processes that it starts are forked likewise, and /proc
+shows its command line and its environment.
 
 What sessions import of this checkout is there too, but for a program that finds another copy of it first. The first
 process has one thread: others would not be there in the fork.
@@ -71,7 +71,9 @@ _ROOM = 1 << 15
 _REAL_POPEN = subprocess.Popen
 _REAL_SPAWN = os.posix_spawn
 
-_server: _Server | None = None
+#: What the first process of each Python imports.
+WARM = {sys.executable: (*MODULES, *OWN_MODULES)}
+_servers: dict[str, _Server] = {}
 
 
 class Popen(_REAL_POPEN):  # type: ignore[type-arg]
@@ -91,7 +93,7 @@ class Popen(_REAL_POPEN):  # type: ignore[type-arg]
         words = given["args"] if isinstance(given["args"], (list, tuple)) else [given["args"]]
         words = list(map(os.fsdecode, words))
         is_forked = _program(words) is not None and given["preexec_fn"] is None
-        server = _server_of_this_process() if is_forked else None
+        server = _server_of_this_process(words[0]) if is_forked else None
         if server is None:
             real(*arguments, **keywords)
             return
@@ -155,27 +157,28 @@ class _Server:
         return answer
 
 
-def _server_of_this_process() -> _Server | None:
+def _server_of_this_process(python: str) -> _Server | None:
     """The one that serves this process; a process of tests starts its own, and any other has been forked with one."""
-    global _server
+    python = python if python in WARM else sys.executable
     if _CLONE is None:
         return None
-    if _server is None and not hasattr(sys, "_opatlas_warm"):
+    if python not in _servers and not hasattr(sys, "_opatlas_warm"):
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            words = [sys.executable, __file__, str(theirs.fileno()), *MODULES, "-" * _ROOM]
+            words = [python, __file__, str(theirs.fileno()), *WARM[python], "-" * _ROOM]
             # Nobody waits for its end, which is that of the connection.
-            # OpenBLAS makes threads when it is loaded.
-            alone = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "ROOM": "-" * _ROOM}
-            process = _REAL_POPEN(words, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=alone)
+            # OpenBLAS makes threads when it is loaded; torch would import a device's package.
+            own = {"OPENBLAS_NUM_THREADS": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "ROOM": "-" * _ROOM}
+            process = _REAL_POPEN(words, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=os.environ | own)
             process.returncode = 0
-        _server = _Server(ours)
-    return _server if _server is not None and _server.pid == os.getpid() else None
+        _servers[python] = _Server(ours)
+    server = _servers.get(python)
+    return server if server is not None and server.pid == os.getpid() else None
 
 
 def _program(words: Sequence[str]) -> list[str] | None:
-    """The arguments of this Python in a command that runs it; None for other commands, and other options of Python."""
-    if words[0] != sys.executable:
+    """The arguments of a Python in a command that runs it; None for other commands, and other options of Python."""
+    if words[0] not in WARM:
         try:
             with open(words[0], "rb") as file:
                 is_script = file.readline(_LONGEST_MESSAGE).rstrip() == f"#!{sys.executable}".encode()
@@ -311,8 +314,7 @@ def _show(words: Sequence[str]) -> None:
 
 def _start_server(path: Sequence[str], program: Sequence[str]) -> None:
     """Forks the server of this process before the program imports anything, unless the program starts no processes."""
-    global _server
-    _server = None
+    _servers.clear()
     if any(word.rpartition(".")[2] in _WITHOUT_SERVER for word in program[:2]):
         return
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -328,7 +330,7 @@ def _start_server(path: Sequence[str], program: Sequence[str]) -> None:
         serve(socket.socket(fileno=own), path)
         raise SystemExit
     theirs.close()
-    _server = _Server(ours)
+    _servers[sys.executable] = _Server(ours)
 
 
 def _spawn(path: Sequence[str], command: str, words: Sequence[str], environment: Any, **more: Any) -> int:
@@ -361,10 +363,8 @@ def main(descriptor: int, modules: Sequence[str]) -> None:
     subprocess.Popen = Popen  # type: ignore[misc]
     os.posix_spawn = lambda command, words, environment, **more: _spawn(path, command, words, environment, **more)
     sys._opatlas_warm = True  # type: ignore[attr-defined]
-    for name in modules:
-        importlib.import_module(name)
     sys.path.insert(0, str(ROOT))
-    for name in OWN_MODULES:
+    for name in modules:
         importlib.import_module(name)
     for name, module in sys.modules.items():
         if name == "opatlas" or name.startswith("opatlas.plugins"):

@@ -2,6 +2,7 @@
 
 Task: softmax
 Expected: hack hook
+Process: own
 Caught by: the profile function
 """
 
