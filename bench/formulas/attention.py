@@ -25,6 +25,12 @@ _STEPS_OF_FP8 = 16
 Places = tuple[Tensor, ...]
 
 
+def sum_of_powers(out: Tensor, highest: Tensor, total: Tensor) -> Places:
+    """Returns the log-sum-exp m + ln sum of any number m and the sum of exp(score - m)."""
+    lse = highest + total.log()
+    return out, lse, lse
+
+
 def attend(rows: Sequence[Sequence[int]], scale: float, read: Callable[..., Places]) -> tuple[Tensor, Tensor]:
     """Returns o = sum_j e^(s_j) v_j / sum_j e^(s_j), and ln sum_j e^(s_j); s_j = scale q . k_j: (P, Dv) and (P,).
 
@@ -205,7 +211,7 @@ def sparse_flash_attention(
     ends = call["actual_seq_lengths_query"].tolist()
     queries = [(bisect_right(ends, t), key.shape[:2].numel()) for t in range(len(query))]
     tensors = (torch.cat([query, call["query_rope"]], dim=-1), (key, call["key_rope"]), value)
-    return _over_blocks(draw, tensors, (sparse_indices, 1), queries, call["block_table"], scale_value)
+    return _over_blocks(draw, tensors, (sparse_indices, 1), queries, call["block_table"], scale_value)[:1]
 
 
 @parts()
@@ -215,7 +221,7 @@ def sparse_attention_score(draw: Draw, query: Tensor, *tensors: Tensor, **call: 
     lengths = zip(call["actual_seq_lengths"].tolist(), call["actual_seq_lengths_kv"].tolist(), strict=True)
     queries = [(b, kv - own + i + 1) for b, (own, kv) in enumerate(lengths) for i in range(own)]
     blocks = (chosen.transpose(0, 1), call["block_size"])
-    return _over_blocks(draw, (query, (key,), value), blocks, queries, table, call["scale_value"])
+    return _over_blocks(draw, (query, (key,), value), blocks, queries, table, call["scale_value"])[:1]
 
 
 @parts()
@@ -239,13 +245,80 @@ def nsa_select_attention(draw: Draw, query: Tensor, *others: Any, **call: Any) -
     *caches, chosen, scale, _, heads, size, _, _ = others
     key, value = (cache.view(*cache.shape[:2], heads, -1) for cache in caches)
     queries = [*enumerate(call["actual_seq_kvlen"])]
-    return _over_blocks(draw, (query, (key,), value), (chosen, size), queries, call["block_table"], scale)
+    return _over_blocks(draw, (query, (key,), value), (chosen, size), queries, call["block_table"], scale)[:1]
+
+
+@parts(view=sum_of_powers)
+def nsa_train_attention(draw: Draw, query: Tensor, *others: Any, **call: Any) -> tuple[Part, ...]:
+    """Computes attention of each query over chosen blocks of the keys of its sequence (Yuan et al. 2025)."""
+    *tensors, chosen, scale, _, size, _ = others
+    ends, count = call["actual_seq_qlen"], len(call["actual_seq_qlen"])
+    key, value = (x.unflatten(0, (count, -1)) for x in tensors)
+    table = torch.arange(count, device=query.device)[:, None]
+    queries = [(bisect_right(ends, t), key.shape[1]) for t in range(len(query))]
+    found, sums = _over_blocks(draw, (query, (key,), value), (chosen, size), queries, table, scale)
+    return found, sums, sums
+
+
+@parts()
+def nsa_compress_attention(draw: Draw, query: Tensor, *others: Any, **call: Any) -> tuple[Part, ...]:
+    """Computes attention P over sums, and the blocks j with the largest sum of P_(r (j + 1) - m - n) of all queries.
+
+    Here r = block / stride, 0 <= m < r, 0 <= n < size / stride; the first and the last two are always among them (Yuan
+    et al. 2025; ops-transformer, nsa_compress_attention_infer).
+    """
+    key, value, scale, heads, kv_heads, block, chosen, page, size, stride = others
+    (ratio, lengths), group = (block // stride, call["actual_cmp_seq_kvlen"]), heads // kv_heads
+    steps = torch.tensor([m + n for m in range(ratio) for n in range(size // stride)])
+    widest = -(-((max(lengths) - 1) * stride + size) // block)
+    numbers = draw(len(query) * kv_heads, elements=widest, terms=max(lengths) * 2 * group * query.shape[-1])
+    outs, rows = [], torch.full((len(numbers), widest), -torch.inf, dtype=torch.float64, device=query.device)
+    for line, (b, h) in zip(rows, (divmod(number, kv_heads) for number in numbers), strict=True):
+        j = torch.arange(lengths[b], device=query.device)
+        places = call["block_table"][b, j // page].long(), j % page
+        k, v = (x.unflatten(-1, (kv_heads, -1))[places[0], places[1], h].double() for x in (key, value))
+        scores = query[b, h * group : (h + 1) * group].double() @ k.T * scale
+        shares = (scores - scores.logsumexp(dim=-1, keepdim=True)).exp()
+        outs.append(shares @ v)
+        blocks = -(-((lengths[b] - 1) * stride + size) // block)
+        at = (torch.arange(1, blocks + 1)[:, None] * ratio - steps).to(query.device)
+        seen = (at >= 0) & (at < lengths[b])
+        line[:blocks] = (shares.sum(dim=0)[at.clamp(0, lengths[b] - 1)] * seen).sum(dim=-1)
+        # No sum of shares is as large.
+        line[0] = line[blocks - 2 : blocks] = 1000.0 * heads
+    at = index_of([divmod(number, kv_heads) for number in numbers], query.device)
+    of_heads = (at[0][:, None], at[1][:, None] * group + torch.arange(group, device=query.device))
+    best = rows.sort(dim=-1, descending=True).values[:, :chosen]
+    return Part(of_heads, torch.stack(outs)), Part(at, Largest(rows, best))
+
+
+@parts()
+def nsa_compress_infer(draw: Draw, x: Tensor, weight: Tensor, *others: Any, **call: Any) -> tuple[Part, ...]:
+    """Computes sum_l w_l x_l over the last tokens of each sequence with a full block; other places stay."""
+    (slots, size, stride, page), cache = others, call["cache"]
+    stored, found = [], []
+    for b in draw(len(slots), elements=cache[0].numel(), terms=weight.numel() * x.shape[-1]):
+        first = call["actual_seq_len"][b] - size
+        if first < 0 or first % stride:
+            continue
+        total = torch.zeros_like(cache[0], dtype=torch.float64)
+        for i in range(size):
+            token = x[int(call["block_table"][b, (first + i) // page]), (first + i) % page]
+            total += token.double() * weight[i].double()[:, None]
+        stored.append(int(slots[b]))
+        found.append(total)
+    kept = [place for place in range(len(cache)) if place not in set(slots.tolist())][:2]
+    where = (torch.tensor(stored + kept, device=x.device),)
+    return (Part(where, torch.stack([*found, *(cache[place].double() for place in kept)])),)
 
 
 def _over_blocks(
     draw: Draw, tensors: Any, blocks: tuple[Tensor, int], queries: Any, table: Tensor, scale: float
-) -> tuple[Part]:
-    """Computes attention over chosen blocks (T, H, K) of some size; `queries`: sequences and numbers of keys seen."""
+) -> tuple[Part, Part]:
+    """Computes attention over chosen blocks (T, H, K) of some size, and log-sum-exps.
+
+    `queries`: sequences and numbers of keys seen.
+    """
     (query, keys, value), (chosen, size), (heads, width) = tensors, blocks, tensors[0].shape[1:]
 
     def read(t: int, n: int) -> Places:
@@ -257,7 +330,9 @@ def _over_blocks(
 
     numbers = draw(len(query) * heads, elements=value.shape[-1], terms=chosen.shape[-1] * size * 2 * width)
     rows = [divmod(number, heads) for number in numbers]
-    return (Part(index_of(rows, query.device), attend(rows, scale, read)[0]),)
+    out, sums = attend(rows, scale, read)
+    statistics = Part(index_of(rows, query.device), sums[:, None])
+    return Part(statistics.where, out), statistics
 
 
 @per_element(terms=lambda x, weight, *_, **__: len(weight))

@@ -10,16 +10,10 @@ from torch import Tensor
 
 from opatlas.run.formula import Draw, Part, parts
 
-from .attention import Places, attend, index_of
+from .attention import Places, attend, index_of, sum_of_powers
 
 
-def _sum_of_powers(out: Tensor, highest: Tensor, total: Tensor) -> Places:
-    """Returns the log-sum-exp m + ln sum of any number m and the sum of exp(score - m)."""
-    lse = highest + total.log()
-    return out, lse, lse
-
-
-@parts(view=_sum_of_powers)
+@parts(view=sum_of_powers)
 def flash_attention_score(
     draw: Draw, *tensors: Tensor, head_num: int, input_layout: str, scale: float, **call: Any
 ) -> tuple[Part, ...]:

@@ -141,28 +141,18 @@ def chunk_gated_delta_rule(
 
 @implements("SparseFlashAttention")
 def sparse_flash_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    sparse_indices: Tensor,
-    scale_value: float,
-    *,
-    block_table: Tensor,
-    actual_seq_lengths_query: Tensor,
-    query_rope: Tensor,
-    key_rope: Tensor,
-    **_unused: Any,
+    query: Tensor, key: Tensor, value: Tensor, sparse_indices: Tensor, scale_value: float, **call: Any
 ) -> Prepared:
-    heads = query.shape[1]
+    query_rope, key_rope, heads = call["query_rope"], call["key_rope"], query.shape[1]
     expect_dtype((torch.bfloat16,), query=query)
     expect(heads in _SPARSE_HEADS, f"{heads} heads", " or ".join(map(str, _SPARSE_HEADS)))
     latent, rope = query.shape[-1], query_rope.shape[-1]
     expect((latent, rope) == (_LATENT, _ROPE), f"heads of {latent} and {rope}", f"heads of {_LATENT} and {_ROPE}")
     block_size, tokens = key.shape[1], torch.arange(len(query), device=query.device)
-    ends = actual_seq_lengths_query
+    ends = call["actual_seq_lengths_query"]
     owner = torch.searchsorted(ends, tokens.to(ends.dtype), right=True)
     chosen = sparse_indices[:, 0].long()
-    blocks = block_table[owner].long().gather(1, chosen.clamp(min=0) // block_size)
+    blocks = call["block_table"][owner].long().gather(1, chosen.clamp(min=0) // block_size)
     flat = (blocks * block_size + chosen % block_size).masked_fill(chosen < 0, -1).int().unsqueeze(1)
     q = torch.cat([query, query_rope], dim=-1)
     kv = torch.cat([key, key_rope], dim=-1).view(-1, 1, latent + rope)

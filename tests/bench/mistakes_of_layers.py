@@ -70,21 +70,10 @@ def blocks_of(size):
     return dynamic_block_quant
 
 
-FIA, RING, FLASH, FLASH_GRAD = (
-    "FusedInferAttentionScore",
-    "RINGMLAPrefillBF16Kernel",
-    "FlashAttentionScore",
-    "FlashAttentionScoreGrad",
-)
-INDEXER, SPARSE, BLOCKS, SELECTED, LAYER, PRODUCT, GROUPED = (
-    "LightningIndexer",
-    "SparseFlashAttention",
-    "SparseAttentionScore",
-    "NsaSelectedAttentionInfer",
-    "DispatchFFNCombine",
-    "QuantBatchMatmulV3",
-    "GroupedMatmul",
-)
+FIA, RING = "FusedInferAttentionScore", "RINGMLAPrefillBF16Kernel"
+FLASH, FLASH_GRAD = "FlashAttentionScore", "FlashAttentionScoreGrad"
+INDEXER, SPARSE, BLOCKS = "LightningIndexer", "SparseFlashAttention", "SparseAttentionScore"
+SELECTED, LAYER, PRODUCT = "NsaSelectedAttentionInfer", "DispatchFFNCombine", "QuantBatchMatmulV3"
 _ATTENTION, _LAYER, _PRODUCT = "fused_infer_attention_score", "dispatch_ffn_combine", "quant_matmul"
 GROUPED, _GROUPED = "GroupedMatmul", "grouped_matmul"
 WEIGHTS, _WEIGHTS = "WeightQuantBatchMatmulV2", "weight_quant_batchmatmul"
@@ -98,7 +87,9 @@ _FP8_ROWS = "6,73 | DT_BF16 -> 6,73;6 | FLOAT8_{};FLOAT"
 _FP8_BLOCKS = "6,{0} | DT_BF16 -> 6,{0};6,{1} | FLOAT8_E4M3FN;FLOAT"
 
 KDA, MAMBA = "ChunkKdaFwd", "mamba_chunk_scan_combined_varlen"
-SCORES = "_decode_index_score_kernel"
+SCORES, SUMS = "_decode_index_score_kernel", "NsaCompressAttentionInfer"
+TRAINED, STORED = "NsaSelectedAttention", "NsaCompressWithCache"
+_TRAINED, _SUMS, _STORED = "nsa_train_attention", "nsa_compress_attention", "nsa_compress_infer"
 EXPAND, PREPARE = "expand_kernel", "prepare_inputs_padded_kernel"
 REJECT, RECOVER = "rejection_random_sample_kernel", "sample_recovered_tokens_kernel"
 _REJECT, _RECOVER = "rejection_random_sample", "sample_recovered_tokens"
@@ -181,6 +172,15 @@ MISTAKES: list[tuple[Any, ...]] = [
     (SELECTED, "other blocks", arguments(_SELECTED, lambda *own: (*own[:3], own[3].roll(1, 0), *own[4:])), 0),
     (SELECTED, "blocks of half the size", arguments(_SELECTED, lambda *own: (*own[:7], own[7] // 2, *own[8:])), 0),
     (SELECTED, "one key more", keywords(_SELECTED, actual_seq_kvlen=lambda own: [kv + 1 for kv in own]), 0),
+    (TRAINED, "other blocks", arguments(_TRAINED, lambda *own: (*own[:3], own[3].roll(1, 0), *own[4:])), 0),
+    (TRAINED, "not scaled", arguments(_TRAINED, lambda *own: (*own[:4], 1.0, *own[5:])), 0),
+    (TRAINED, "one sequence", keywords(_TRAINED, actual_seq_kvlen=lambda ends: [0] * len(ends)), 0),
+    (SUMS, "not scaled", arguments(_SUMS, lambda *own: (*own[:3], 1.0, *own[4:])), 0),
+    (SUMS, "other pages", keywords(_SUMS, block_table=lambda table: table.flip(0)), 0),
+    (SUMS, "one sum less", keywords(_SUMS, actual_cmp_seq_kvlen=lambda own: [kv - 1 for kv in own]), 0),
+    (STORED, "weights from the last", arguments(_STORED, lambda x, w, *own: (x, w.flip(0), *own)), 0),
+    (STORED, "other places", arguments(_STORED, lambda x, w, at, *own: (x, w, at.flip(0), *own)), 0),
+    (STORED, "a block too early", keywords(_STORED, actual_seq_len=lambda own: [n - 16 for n in own]), 0),
     ("NsaCompress", "weights from the last", lambda x, w, *a, **o: impl.nsa_compress(x, w.flip(0), *a, **o)),
     ("NsaCompress", "weights of other heads", lambda x, w, *a, **o: impl.nsa_compress(x, w.roll(1, 1), *a, **o)),
     ("NsaCompress", "begins a token late", lambda x, *a, **o: impl.nsa_compress(x.roll(-1, 0), *a, **o)),

@@ -162,24 +162,10 @@ def _latent(call: calls.Attention, query_rope: Tensor, key_rope: Tensor, pages: 
 
 
 @implements("RINGMLAPrefillBF16Kernel")
-def ring_mla(
-    q_nope: Tensor,
-    q_rope: Tensor,
-    k_nope: Tensor,
-    k_rope: Tensor,
-    value: Tensor,
-    mask: Tensor,
-    seqlen: Tensor,
-    head_num: int,
-    kv_head_num: int,
-    *,
-    pre_out: Tensor | None = None,
-    prev_lse: Tensor | None = None,
-    qk_scale: float,
-    mask_type: str,
-    **_unused: str,
-) -> Prepared:
+def ring_mla(q_nope: Tensor, q_rope: Tensor, *others: Any, qk_scale: float, mask_type: str, **given: Any) -> Prepared:
     """Attention, and in a later step a second kernel that merges its result with the earlier one."""
+    k_nope, k_rope, value, _, seqlen, head_num, _ = others
+    pre_out, prev_lse = given.get("pre_out"), given.get("prev_lse")
     expect_dtype(calls.HALF, queries=q_nope)
     expect_dtype((q_nope.dtype,), keys=k_nope, values=value)
     q, k = _with_rope(q_nope, q_rope, k_nope, k_rope)

@@ -153,27 +153,15 @@ def _with_sink(out: Tensor, lse: Tensor, sink: Tensor) -> Tensor:
 
 
 def ring_mla(
-    q_nope: Tensor,
-    q_rope: Tensor,
-    k_nope: Tensor,
-    k_rope: Tensor,
-    value: Tensor,
-    mask: Tensor,
-    seqlen: Tensor,
-    head_num: int,
-    kv_head_num: int,
-    *,
-    pre_out: Tensor | None = None,
-    prev_lse: Tensor | None = None,
-    qk_scale: float,
-    mask_type: str,
-    **of_npu: Any,
+    q_nope: Tensor, q_rope: Tensor, *others: Any, qk_scale: float, mask_type: str, **call: Any
 ) -> tuple[Tensor, Tensor]:
     """Computes a step of ring attention over (T, heads, D) tokens: (T, N, Dv) and the log-sum-exp (N, T).
 
     The attention of this step is merged with `pre_out` and `prev_lse`. `seqlen` is on the host: (sequences,), or
     (2, sequences) where keys have other lengths.
     """
+    k_nope, k_rope, value, _, seqlen, *_ = others
+    pre_out, prev_lse = call.get("pre_out"), call.get("prev_lse")
     lengths = seqlen.reshape(-1, seqlen.shape[-1]).tolist()
     q, k = torch.cat([q_nope, q_rope], dim=-1), torch.cat([k_nope, k_rope], dim=-1)
     outs, sums = [], []

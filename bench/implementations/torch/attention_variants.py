@@ -15,15 +15,7 @@ _CHUNK = 64
 
 
 def flash_attention_score(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    head_num: int,
-    input_layout: str,
-    *,
-    atten_mask: Tensor | None = None,
-    scale: float,
-    sparse_mode: int = 0,
+    query: Tensor, key: Tensor, value: Tensor, head_num: int, input_layout: str, *, scale: float, **call: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the result in the layout of the queries, (S, B, N x D) or another, and float32 statistics (B, N, S, 8).
 
@@ -33,37 +25,27 @@ def flash_attention_score(
     """
     width = _width(query, head_num, input_layout)
     q, k, v = (_split_heads(x, input_layout, width) for x in (query, key, value))
-    out, lse = attend_with_lse(q, k, v, scale=scale, causal=atten_mask is not None)
+    out, lse = attend_with_lse(q, k, v, scale=scale, causal=call.get("atten_mask") is not None)
     highest = lse[..., None].expand(*lse.shape, 8).contiguous()
     return _join_heads(out, input_layout), highest, torch.ones_like(highest)
 
 
 def recurrent_gated_delta_rule(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    state: Tensor,
-    beta: Tensor,
-    scale: float,
-    actual_seq_lengths: Tensor,
-    ssm_state_indices: Tensor,
-    num_accepted_tokens: Tensor | None = None,
-    g: Tensor | None = None,
-    gk: Tensor | None = None,
+    query: Tensor, key: Tensor, value: Tensor, *, state: Tensor, beta: Tensor, scale: float, **call: Any
 ) -> Tensor:
     """Returns linear attention of a few tokens (T, Nv, Dv), and stores the state of each token in its place.
 
     The sequences are of one length. A state is (Nv, Dv, Dk); e^g is its decay, e^gk that of each feature of keys, beta
     the share of a value that counts. A sequence begins with the state of the last accepted token, by default the first.
     """
-    batch = len(actual_seq_lengths)
+    num_accepted_tokens, g, gk = (call.get(name) for name in ("num_accepted_tokens", "g", "gk"))
+    batch = len(call["actual_seq_lengths"])
     batch -= len(query) % batch > 0
     group = value.shape[1] // key.shape[1]
     q, k = (x.float().unflatten(0, (batch, -1)).repeat_interleave(group, 2) for x in (query, key))
     v, share = (x.float().unflatten(0, (batch, -1)) for x in (value, beta))
     decays = [x.float().exp().view(*v.shape[:3], 1, -1) for x in (g, gk) if x is not None]
-    places = ssm_state_indices.view(batch, -1).long()
+    places = call["ssm_state_indices"].view(batch, -1).long()
     begin = places[:, :1] if num_accepted_tokens is None else places.gather(1, num_accepted_tokens[:, None].long() - 1)
     own, outs = state[begin[:, 0]].float(), []
     for i in range(q.shape[1]):
@@ -208,25 +190,15 @@ def dense_attention(
 
 
 def flash_attention_grad(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    dy: Tensor,
-    head_num: int,
-    input_layout: str,
-    *,
-    atten_mask: Tensor | None = None,
-    softmax_max: Tensor,
-    softmax_sum: Tensor,
-    attention_in: Tensor,
-    scale_value: float,
-    sparse_mode: int = 0,
+    query: Tensor, key: Tensor, value: Tensor, dy: Tensor, head_num: int, input_layout: str, **call: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns gradients of queries, keys and values, in their shapes; see `flash_attention_score`."""
+    names = ("softmax_max", "softmax_sum", "attention_in", "scale_value")
+    softmax_max, softmax_sum, attention_in, scale_value = (call[name] for name in names)
     width = _width(query, head_num, input_layout)
     q, k, v, grad, out = (_split_heads(x, input_layout, width) for x in (query, key, value, dy, attention_in))
     lse = softmax_max[..., 0] + softmax_sum[..., 0].log()
-    causal = atten_mask is not None
+    causal = call.get("atten_mask") is not None
     if has_flash_kernel(q):
         # Lengths of packed sequences are not defined here; the random state is not read without dropout.
         state = torch.empty(0, dtype=torch.uint64, device=q.device)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from .._calls import differences
-from .attention import length_batches, pages, stretches
+from .attention import attend_with_lse, length_batches, pages, stretches
 from .matmul import needs_float32
 
 #: Elements that are computed at a time: 128 MiB in half precision.
@@ -19,28 +19,19 @@ _AT_A_TIME = 1 << 26
 
 
 def lightning_indexer(
-    query: Tensor,
-    key: Tensor,
-    weights: Tensor,
-    *,
-    actual_seq_lengths_query: Tensor,
-    actual_seq_lengths_key: Tensor,
-    block_table: Tensor,
-    sparse_count: int,
-    return_value: bool = False,
-    **of_npu: Any,
+    query: Tensor, key: Tensor, weights: Tensor, *, sparse_count: int, return_value: bool = False, **call: Any
 ) -> tuple[Tensor, Tensor]:
     """Maps (T, N, D), (blocks, block size, 1, D), (T, N) to the best `sparse_count` keys of each query, (T, 1, count).
 
     The keys are int32, the best first, -1 where a query sees fewer keys. The scores are empty unless requested.
     """
-    ends, keys = actual_seq_lengths_query.tolist(), actual_seq_lengths_key.tolist()
+    ends, keys = (call[f"actual_seq_lengths_{name}"].tolist() for name in ("query", "key"))
     tokens, heads, _ = query.shape
     multiplied = torch.float32 if needs_float32(query) else query.dtype
     found = torch.full((tokens, 1, sparse_count), -1, dtype=torch.int32, device=query.device)
     scores = torch.full((tokens if return_value else 0, 1, sparse_count), -math.inf, device=query.device)
     for own, length, members in length_batches(differences(ends), keys, key.shape[-1]):
-        table = block_table[members, : math.ceil(length / key.shape[1])].long()
+        table = call["block_table"][members, : math.ceil(length / key.shape[1])].long()
         stored = pages(key.flatten(2), table, length, 1)[:, 0].mT.to(multiplied)
         step = max(1, _AT_A_TIME // (len(members) * heads * length))
         for first in range(0, own, step):
@@ -63,25 +54,16 @@ def lightning_indexer_vllm(*arguments: Any, **keywords: Any) -> Tensor:
 
 
 def sparse_flash_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    sparse_indices: Tensor,
-    scale_value: float,
-    *,
-    block_table: Tensor,
-    actual_seq_lengths_query: Tensor,
-    query_rope: Tensor,
-    key_rope: Tensor,
-    **of_npu: Any,
+    query: Tensor, key: Tensor, value: Tensor, sparse_indices: Tensor, scale_value: float, **call: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns attention of (T, N, D) queries over the keys in `sparse_indices` (T, 1, K); -1 means no key.
 
     Keys are in pages (blocks, block size, 1, D); without their rope part they are the values. The second and third
     result, statistics for training, are empty.
     """
+    query_rope, key_rope = call["query_rope"], call["key_rope"]
     tokens = torch.arange(len(query), device=query.device)
-    table = block_table[torch.searchsorted(actual_seq_lengths_query, tokens, right=True)]
+    table = call["block_table"][torch.searchsorted(call["actual_seq_lengths_query"], tokens, right=True)]
     everything = torch.cat([query, query_rope], dim=-1)
     out = _attend_chosen(everything, (key, key_rope), key, sparse_indices.long(), table, scale_value)
     return out, query.new_empty(0), query.new_empty(0)
@@ -151,6 +133,62 @@ def nsa_select_attention(
     last = torch.tensor(call["actual_seq_kvlen"], device=query.device) - 1
     chosen = _tokens_of_blocks(topk_indices, sizes[2], last)
     return _attend_chosen(query, (key,), value, chosen, call["block_table"], scale_value)
+
+
+def nsa_train_attention(
+    query: Tensor, key: Tensor, value: Tensor, topk_indices: Tensor, scale_value: float, *sizes: int, **call: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns attention of (T, N, D) over the blocks of `topk_indices` (T, H, K), and statistics (T, N, 8).
+
+    These are as of `flash_attention_score`. Sizes: query heads, keys of a block, blocks.
+    """
+    owner = [i for i, own in enumerate(differences(call["actual_seq_qlen"])) for _ in range(own)]
+    first = torch.tensor([0, *call["actual_seq_kvlen"]], device=query.device)[owner]
+    chosen = _tokens_of_blocks(topk_indices, sizes[1], torch.full_like(first, len(key))) + first[:, None, None]
+    heads, outs, sums = torch.arange(key.shape[1], device=query.device)[:, None], [], []
+    step = max(1, _AT_A_TIME // (chosen[0].numel() * query.shape[-1]))
+    for own, at in zip(query.split(step), chosen.split(step), strict=True):
+        grouped = own.unflatten(1, (key.shape[1], -1))
+        out, lse = attend_with_lse(grouped, key[at, heads], value[at, heads], scale=scale_value, causal=False)
+        outs.append(out.flatten(1, 2))
+        sums.append(lse.flatten(1))
+    highest = torch.cat(sums)[..., None].expand(-1, -1, 8).contiguous()
+    return torch.cat(outs), highest, torch.ones_like(highest)
+
+
+def nsa_compress_attention(
+    query: Tensor, key: Tensor, value: Tensor, scale_value: float, *sizes: int, **call: Any
+) -> tuple[Tensor, Tensor]:
+    """Returns attention of a query (B, N, D) of each sequence over sums of keys in pages, and the best blocks.
+
+    Sizes: query heads, key heads, keys of a block, blocks, keys of a page, tokens of a sum, from one to the next. The
+    first and the last two blocks are always chosen.
+    """
+    _, kv_heads, block, chosen, _, size, stride = sizes
+    key, value = (x.unflatten(-1, (kv_heads, -1)) for x in (key, value))
+    ratio, before, outs, best = block // stride, size // stride, [], []
+    for q, table, length in zip(query, call["block_table"].long(), call["actual_cmp_seq_kvlen"], strict=True):
+        k, v = (x[table].flatten(0, 1)[:length].transpose(0, 1).float() for x in (key, value))
+        shares = torch.softmax(torch.matmul(q.unflatten(0, (kv_heads, -1)).float(), k.mT) * scale_value, dim=-1)
+        outs.append(torch.matmul(shares, v).flatten(0, 1).to(q.dtype))
+        blocks = -(-((length - 1) * stride + size) // block)
+        padded = functional.pad(shares.sum(dim=1), (before - 1, ratio * blocks + 1 - length))
+        scores = padded.unfold(-1, before, 1).sum(dim=-1)[:, 1:].unfold(-1, ratio, ratio).sum(dim=-1)
+        scores[:, 0] = scores[:, -2:] = math.inf
+        best.append(scores.topk(chosen, dim=-1).indices)
+    return torch.stack(outs), torch.stack(best).int()
+
+
+def nsa_compress_infer(
+    x: Tensor, weight: Tensor, slot_mapping: Tensor, size: int, stride: int, page: int, *, cache: Tensor, **call: Any
+) -> Tensor:
+    """Stores weighed sums of the last tokens, of sequences whose block is full, in `cache` (places, N, D)."""
+    lengths = torch.tensor(call["actual_seq_len"], device=x.device)
+    full = ((lengths - size) % stride == 0) & (lengths >= size)
+    at = (lengths - size)[full, None] + torch.arange(size, device=x.device)
+    tokens = x[call["block_table"][full].long().gather(1, at // page), at % page]
+    cache[slot_mapping[full].long()] = torch.einsum("blnd,ln->bnd", tokens, weight)
+    return cache
 
 
 def _tokens_of_blocks(blocks: Tensor, size: int, last: Tensor) -> Tensor:

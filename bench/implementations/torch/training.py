@@ -43,37 +43,16 @@ def dropout_by_mask(x: Tensor, mask: Tensor, p: float) -> Tensor:
     return (x * kept).mul_(1 / (1 - p))
 
 
-def adamw(
-    parameters: list[Tensor],
-    gradients: list[Tensor],
-    first_moments: list[Tensor],
-    second_moments: list[Tensor],
-    largest_second_moments: list[Tensor],
-    steps: list[Tensor],
-    **options: Any,
-) -> tuple[Tensor, ...]:
+def adamw(*lists: list[Tensor], **options: Any) -> tuple[Tensor, ...]:
     """Calls torch's fused AdamW with steps of any dtype, and returns the changed tensors."""
-    steps = [step.float() for step in steps]
-    torch._fused_adamw_(parameters, gradients, first_moments, second_moments, largest_second_moments, steps, **options)
-    return *parameters, *first_moments, *second_moments
+    parameters, gradients, first, second, largest, steps = lists
+    torch._fused_adamw_(parameters, gradients, first, second, largest, [step.float() for step in steps], **options)
+    return *parameters, *first, *second
 
 
-def apply_adamw(
-    beta1_power: float,
-    beta2_power: float,
-    lr: float,
-    weight_decay: float,
-    beta1: float,
-    beta2: float,
-    epsilon: float,
-    gradient: Tensor,
-    max_grad_norm: Tensor | None,
-    amsgrad: bool,
-    maximize: bool,
-    *,
-    out: list[Tensor],
-) -> tuple[Tensor, ...]:
+def apply_adamw(*numbers: Any, out: list[Tensor]) -> tuple[Tensor, ...]:
     """Takes a step of AdamW on `out`, a parameter and its two moments, with the previous powers of the betas."""
+    beta1_power, beta2_power, lr, weight_decay, beta1, beta2, epsilon, gradient, *_ = numbers
     gradient = gradient.float()
     wide = parameter, first, second = [tensor.float() for tensor in out]
     first.mul_(beta1).add_(gradient, alpha=1 - beta1)
