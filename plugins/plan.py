@@ -166,19 +166,44 @@ def _prepare_for(
     starter: Callable[[Database], int] | None,
     plan: Plan,
 ) -> EditedRows:
-    """Prepares the database of a target, and adds the rows that other databases or options name."""
-    settings, target = context.settings, own.target
-    edited = prepare_database(
-        own.database,
-        plan,
-        run_id=context.run_id,
-        starter=starter,
-        is_npu=settings.source.needs_database and kind_named(settings.devices[0].kind).is_native,
-    )
-    own.left_behind = journal.journals(own.database)
+    """Prepares the database of a target, and adds the rows that other databases or options name.
+
+    The records of killed sessions are merged, and durations cleared that were measured with other shapes.
+
+    Args:
+        starter: fills a database without CSVs, and returns the number of rows; None: the database stays empty.
+        plan: gets the lines and problems of what was done.
+
+    Returns:
+        The rows that hold the duration or the status of another shape.
+
+    Raises:
+        OpAtlasError: the database cannot be written.
+    """
+    settings, target, database = context.settings, own.target, own.database
+    if database.journal_dir.is_dir():
+        for each in recover(database, own_run=context.run_id):
+            plan.is_incomplete |= each.incomplete
+            plan.prepared += [str(each), *each.problems]
+    if starter is not None and not database.kernel_types():
+        rows = pluralize(starter(database), "theory row")
+        plan.prepared.append(f"there was no database yet; made a starter of {rows}")
+    edited = clear_edited(database, context.run_id)
+    if edited.example is not None:
+        rows = pluralize(edited.count, "row was", "rows were")
+        example = make_case_id(edited.example.kernel_type, edited.example.signature)
+        told = f"{rows} measured with other shapes than now ({example}): measured again (`opatlas history`)"
+        plan.prepared.append(told)
+    plan.problems += edited.problems
+    # Where the folder does not say it.
+    is_npu = settings.source.needs_database and kind_named(settings.devices[0].kind).is_native
+    with database.lock():
+        mapping = write_default_mapping(database.path, is_npu=is_npu)
+    plan.prepared += [str(mapping)] if mapping is not None else []
+    own.left_behind = journal.journals(database)
     if settings.source.is_listed and base.requested is not None:
-        add_rows(own.database, base.of_target(target))
-    elif target.rows_from is not None and (added := add_rows(own.database, base.of_target(target))):
+        add_rows(database, base.of_target(target))
+    elif target.rows_from is not None and (added := add_rows(database, base.of_target(target))):
         place = target.rows_from if Database(target.rows_from).kernel_types() else "the starter database"
         told = f"{target.implementation.label}: {pluralize(added, 'row')} without durations added from {place}"
         plan.prepared.append(told)
@@ -248,49 +273,6 @@ class _BaseRows:
             assert self._settings.source.starter is not None
             self._settings.source.starter(starter)
             return {name: starter.read_or_empty(name).identities() for name in starter.kernel_types()}
-
-
-def prepare_database(
-    database: Database,
-    plan: Plan,
-    *,
-    run_id: str,
-    starter: Callable[[Database], int] | None,
-    is_npu: bool = False,
-) -> EditedRows:
-    """Merges the records of killed sessions, and clears durations that were measured with other shapes.
-
-    Args:
-        database: locked by the caller.
-        plan: gets the lines and problems of what was done.
-        run_id: the run of this session, whose journal is not merged.
-        starter: fills a database without CSVs, and returns the number of rows; None: the database stays empty.
-        is_npu: whether the rows are of an NPU, where the folder does not say.
-
-    Returns:
-        The rows that hold the duration or the status of another shape.
-
-    Raises:
-        OpAtlasError: the database cannot be written.
-    """
-    if database.journal_dir.is_dir():
-        for each in recover(database, own_run=run_id):
-            plan.is_incomplete |= each.incomplete
-            plan.prepared += [str(each), *each.problems]
-    if starter is not None and not database.kernel_types():
-        rows = pluralize(starter(database), "theory row")
-        plan.prepared.append(f"there was no database yet; made a starter of {rows}")
-    edited = clear_edited(database, run_id)
-    if edited.example is not None:
-        rows = pluralize(edited.count, "row was", "rows were")
-        example = make_case_id(edited.example.kernel_type, edited.example.signature)
-        told = f"{rows} measured with other shapes than now ({example}): measured again (`opatlas history`)"
-        plan.prepared.append(told)
-    with database.lock():
-        mapping = write_default_mapping(database.path, is_npu=is_npu)
-    plan.prepared += [str(mapping)] if mapping is not None else []
-    plan.problems += edited.problems
-    return edited
 
 
 def make_plan(
