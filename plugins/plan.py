@@ -28,7 +28,6 @@ from opatlas.row.signature import digest, kernel_types_meant, make_case_id, sign
 from opatlas.row.status import Status, UpdateMode
 from opatlas.row.table import Row, RowTable
 from opatlas.run.devices.device import kind_named
-from opatlas.run.implementation import Implementation
 from opatlas.run.registry import Rows
 from opatlas.text import pluralize, printable, suggest
 
@@ -132,16 +131,13 @@ def _plan_target(context: SessionContext, number: int, base: _BaseRows) -> Plan:
         present = PresentSetup(target.origin, driver, context.code)
         stale_runs = StaleRuns((own.provenance or Provenance(database)).manifests, present)
     chosen = make_plan(
-        database,
+        target,
         settings,
+        number,
         elsewhere=elsewhere,
         requested=requested,
         unmeasured=edited.positions,
         stale_runs=stale_runs,
-        target=number,
-        implementation=target.implementation,
-        rows_from=target.rows_from,
-        captures=Database(target.captures) if target.captures is not None else None,
     )
     if len(settings.targets) > 1:
         for table in chosen.tables.values():
@@ -276,56 +272,49 @@ class _BaseRows:
 
 
 def make_plan(
-    database: Database,
+    target: SessionTarget,
     chosen: Choice,
+    number: int = 0,
     *,
     elsewhere: Collection[str] = (),
     requested: Rows | None = None,
     unmeasured: Mapping[str, Sequence[int]] | None = None,
     stale_runs: StaleRuns | None = None,
-    target: int = 0,
-    implementation: Implementation | None = None,
-    rows_from: Path | None = None,
-    captures: Database | None = None,
 ) -> Plan:
-    """Reads a database and decides which of its rows are run; writes nothing.
+    """Reads the database of a target and decides which of its rows are run; writes nothing.
 
     Args:
-        database: holds the rows, and gets their durations.
         chosen: the rows that the user chose.
+        number: number of the target in the session.
         elsewhere: kernel types that may be chosen although the database has no rows of them: those of a profile, of the
             database whose rows an implementation measures, and of the tasks of the session.
         requested: cells of the rows that options name, by kernel type. They are the cases, in this order, whether or
             not the database has them; None: the rows of the database.
         unmeasured: positions of rows whose durations and statuses do not count, by kernel type.
         stale_runs: the runs whose durations are stale; None unless only stale durations are measured.
-        target: number of the target in the session.
-        implementation: what is measured; kernel types that it lacks are no cases. None: the default.
-        rows_from: the database whose rows an implementation measures, for messages; None: `database`.
-        captures: the database with the captured durations of the rows; None: `database`.
 
     Raises:
         OpAtlasError: the database lacks a chosen kernel type, or no row has a variable of --where.
     """
+    database, implementation = Database(target.path), target.implementation
     names = database.kernel_types() if requested is None else list(requested)
     ops = {meant for word in chosen.ops for meant in kernel_types_meant(word, {*names, *elsewhere})}
     plan = Plan(ops=frozenset(ops))
     if unknown := sorted(ops.difference(names, elsewhere)):
-        raise _unknown_types(unknown, names, rows_from or database.path, implementation if rows_from else None)
+        raise _unknown_types(unknown, names, target)
     types = sorted(ops) if ops and requested is None else names
-    lacking = [name for name in types if implementation is not None and not implementation.implements(name)]
-    if lacking and implementation is not None:
+    if lacking := [name for name in types if not implementation.implements(name)]:
         plan.notes.append(f"{implementation.name} has no function for {', '.join(lacking)}")
     for name in (name for name in names if (not ops or name in ops) and name not in lacking):
         try:
             rows = None if requested is None else requested[name]
             in_file = database.read_or_empty(name)
             read = _with_rows(in_file, rows, (unmeasured or {}).get(name, ()))
-            table = CaseTable(read, len(in_file), target, implementation.suffix if implementation else "", label=name)
+            table = CaseTable(read, len(in_file), number, implementation.suffix, label=name)
             _choose(table, None if rows is None else [signature(name, row) for row in rows], chosen, stale_runs)
-            others = read if captures is None else captures.read_or_empty(name)
+            others = read if target.captures is None else Database(target.captures).read_or_empty(name)
             table.captured_time_us = None if ops else others.captured_time_us
-            table.captured = (read if captures is None else read.with_captured(others)).captured.us
+            table.captured = (read if target.captures is None else read.with_captured(others)).captured.us
             table.table = read.without_derived()
             plan.tables[table.key] = table
         except Exception as error:
@@ -337,15 +326,13 @@ def make_plan(
     return plan
 
 
-def _unknown_types(
-    unknown: Sequence[str], names: Sequence[str], place: Path, implementation: Implementation | None
-) -> OpAtlasError:
-    """Returns the error about chosen kernel types that a place lacks; `implementation` is what its rows run on."""
+def _unknown_types(unknown: Sequence[str], names: Sequence[str], target: SessionTarget) -> OpAtlasError:
+    """Returns the error about chosen kernel types that the rows of a target lack."""
     asked, meant = ",".join(unknown), "".join(suggest(name, names) for name in unknown)
-    if implementation is not None and all(map(implementation.implements, unknown)):
+    if target.rows_from is not None and all(map(target.implementation.implements, unknown)):
         meant = f"; `opatlas shapes --ops {asked}` adds theory rows"
     there = "" if meant else f"; it has {', '.join(names) or 'none'}"
-    return OpAtlasError(f"--ops {asked}: no such kernel type in {place}{meant}{there}")
+    return OpAtlasError(f"--ops {asked}: no such kernel type in {target.rows_from or target.path}{meant}{there}")
 
 
 def _expect_variables(chosen: Choice, plan: Plan) -> None:
