@@ -34,12 +34,11 @@ from opatlas.text import pluralize, printable, suggest
 
 from .cases import CaseTable, Fate, KnownFailure, Plan, SessionCase
 from .choice import Choice, slugs
-from .target import captured_note, read_origin
+from .target import SessionTarget, TargetDatabase, captured_note, read_origin
 
 if TYPE_CHECKING:
     from .session_context import SessionContext
     from .settings import Settings
-    from .target import SessionTarget, TargetDatabase
 
 #: A row that crashed or timed out in so many sessions in a row is not run again without --runxfail, because each
 #: try costs a device process and perhaps a whole deadline.

@@ -22,7 +22,7 @@ from opatlas.run.group_pool import GroupNodes, GroupPool
 from opatlas.run.implementation import Implementation, KernelSource
 from opatlas.run.instruments.instrument import MSPROF, MeasureSettings
 from opatlas.run.job import Against, Job, RanTooLong, RowOutcome, outcome_of
-from opatlas.run.msprof_sessions import msprof_on_device, msprof_on_group
+from opatlas.run.msprof_sessions import MsprofBatches
 from opatlas.run.process.device_process import DeviceProcess, GroupProcess
 from opatlas.run.registry import replay_spec
 from opatlas.run.scheduler import Done, ExcludedDevices, InProcess, OnDevices, Profiles, Scheduler, SingleOrGroup
@@ -97,7 +97,7 @@ class RowRunner:
             return Profiles(self.samples(), settings.devices[0].name)
         if settings.in_process:
             return InProcess(settings.devices[0], settings.measure, context.waits)
-        excluded = ExcludedDevices(context.shared_path)
+        excluded = ExcludedDevices(context.shared.path)
         first, size = context.place % len(settings.devices), settings.msprof_rows or 1
         single = OnDevices(settings.devices[first:] + settings.devices[:first], self._of_device, excluded, size)
         groups = GroupPool(GroupNodes(settings.devices), settings.measure, excluded, self._of_group, size)
@@ -352,16 +352,18 @@ class RowRunner:
         return replace(job, log=str(self._context.shared.path / f"candidate{self._context.worker}-{job.id}"))
 
     def _of_device(self, spec: DeviceSpec) -> Scheduler:
-        settings, waits, msprof = self._context.settings, self._context.waits, self._context.msprof
+        measure, waits, msprof = self._context.settings.measure, self._context.waits, self._context.msprof
         if msprof is None:
-            return DeviceProcess(spec, settings.measure, waits=waits)
-        return msprof_on_device(spec, settings.measure, msprof, waits)
+            return DeviceProcess(spec, measure, waits=waits)
+        return MsprofBatches(lambda launcher: DeviceProcess(spec, measure, launcher, waits), measure, msprof)
 
     def _of_group(self, spec: GroupSpec, devices: Sequence[DeviceSpec], measure: MeasureSettings) -> Scheduler:
-        msprof = self._context.msprof if measure.instrument == MSPROF else None
-        if msprof is None:
-            return GroupProcess(spec, devices, measure, self._context.waits)
-        return msprof_on_group(spec, devices, measure, msprof, self._context.waits)
+        waits, msprof = self._context.waits, self._context.msprof
+        if msprof is None or measure.instrument != MSPROF:
+            return GroupProcess(spec, devices, measure, waits)
+        return MsprofBatches(
+            lambda launcher: GroupProcess(spec, devices, measure, waits, launcher), measure, msprof, spec
+        )
 
 
 def _with_reason(outcome: RowOutcome, why: str) -> RowOutcome:

@@ -154,6 +154,7 @@ class SessionContext:
         run_id: names the run in the CSVs, the manifest and the journals; begins with the time in UTC, because runs of
             several machines are ordered by it.
         started_at: seconds since the epoch.
+        shared: the folder that the processes of the session share.
         waits: the waits of this process's rows for their device.
         plan: None until a replay is collected (`Session.plan` makes it).
         profile: the captures of --prof-path, read with the plan; None without --prof-path.
@@ -182,7 +183,7 @@ class SessionContext:
         self.profile: Profile | None = None
         #: Empty until the settings are read.
         self._databases: Sequence[TargetDatabase] = ()
-        self._shared = SharedFolder(Path(received["shared_dir"])) if received else None
+        self.shared = SharedFolder(Path(received["shared_dir"]) if received else None)
         self._stop_reason = ""
         #: Whether the user pressed Ctrl-C twice.
         self.stopped_now = False
@@ -267,18 +268,6 @@ class SessionContext:
         )
 
     @property
-    def shared(self) -> SharedFolder:
-        """The folder that the processes of the session share; made on first use."""
-        if self._shared is None:
-            self._shared = SharedFolder()
-        return self._shared
-
-    @property
-    def shared_path(self) -> Path | None:
-        """The path of that folder; None before its first use."""
-        return self._shared.path if self._shared is not None else None
-
-    @property
     def command(self) -> str:
         """The command line of the session, as the user wrote it."""
         if Path(sys.argv[0]).name == "opatlas":
@@ -306,16 +295,14 @@ class SessionContext:
         if self.stop_reason:
             return
         self._stop_reason = reason
-        if self._shared is not None:
-            # Where the temporary folder is full, this process stops, and the others find the disk full themselves.
-            with contextlib.suppress(OpAtlasError):
-                self._shared.write(_STOP, reason)
+        # Where the temporary folder is full, this process stops, and the others find the disk full themselves.
+        with contextlib.suppress(OpAtlasError):
+            self.shared.write(_STOP, reason)
 
     @property
     def stop_reason(self) -> str:
         """Why the session is to stop; "" while it goes on."""
-        if not self._stop_reason and self._shared is not None:
-            self._stop_reason = self._shared.read(_STOP)
+        self._stop_reason = self._stop_reason or self.shared.read(_STOP)
         return self._stop_reason
 
     @property
@@ -382,13 +369,11 @@ class SessionContext:
 
     def tell_once(self, text: str) -> None:
         """Shows the user a line at once, unless another process of the session has shown the line."""
-        if self._shared is not None:
-            name = f"told-{zlib.crc32(text.encode(errors='replace'))}"
-            if self._shared.read(name):
-                return
+        name = f"told-{zlib.crc32(text.encode(errors='replace'))}"
+        if not self.shared.read(name):
             with contextlib.suppress(OpAtlasError):
-                self._shared.write(name, text)
-        self.tell(text)
+                self.shared.write(name, text)
+            self.tell(text)
 
     def past_capture(self) -> AbstractContextManager[None]:
         """Lets output through pytest's capture, which would keep it until modules are collected."""
@@ -402,5 +387,5 @@ class SessionContext:
                 each.lock.release()
         if self.is_worker:
             self.shared.unregister_worker(self.worker)
-        elif self._shared is not None:
-            self._shared.remove()
+        else:
+            self.shared.remove()

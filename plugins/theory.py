@@ -291,10 +291,8 @@ def database_path(config: pytest.Config) -> Path:
         path = absolute_path(Path(option.database_path))
         expect_folder(path, "", option="--database-path", may_be_made=True)
         return path
-    versions = detect(option.versions)
-    if option.device and device_kind(option.device) != "cpu":
-        # The database of an NPU or a GPU can be filled on any machine.
-        if kind_of(option.device).is_native:
-            expect_npu(option.device)
-        return default_path(option.device, versions)
-    return default_path(database_name(devices_of(config)), versions)
+    named = option.device if option.device and device_kind(option.device) != "cpu" else ""
+    # The database of an NPU or a GPU can be filled on any machine.
+    if named and kind_of(named).is_native:
+        expect_npu(named)
+    return default_path(named or database_name(devices_of(config)), detect(option.versions))

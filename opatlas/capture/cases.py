@@ -22,7 +22,6 @@ from typing import Annotated
 
 import msgspec
 import numpy as np
-from msgspec import Meta
 
 from opatlas.capture.capture_discovery import kind_of_capture
 from opatlas.capture.launches import CaptureReader, CasePart, LaunchCounts, add_counts
@@ -40,8 +39,8 @@ from opatlas.typed_json import DecodeError, decode
 
 #: Durations compress badly: a higher level takes three times as long and saves a tenth of the size.
 _COMPRESSION = 3
-_Microseconds = Annotated[float, Meta(gt=0, le=LONGEST_US)]
-_Count = Annotated[int, Meta(ge=0)]
+_Microseconds = Annotated[float, msgspec.Meta(gt=0, le=LONGEST_US)]
+_Count = Annotated[int, msgspec.Meta(ge=0)]
 _RESTORE = "Restore the file; or move it away, and ingest captures for its rows with `opatlas ingest --replace`"
 #: Kernel type and signature.
 CaseKey = tuple[str, str]

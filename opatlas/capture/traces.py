@@ -9,15 +9,13 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
+from pathlib import Path
+from typing import Any, Generic, NoReturn, TypeVar
 
 import msgspec
 
 from opatlas.errors import TableError
 from opatlas.files import BROKEN_GZIP
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _BLOCK_BYTES = 1 << 20
 #: Bytes of an event. A call stack takes some kilobytes.

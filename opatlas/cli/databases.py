@@ -18,14 +18,12 @@ from cyclopts import Parameter
 
 from opatlas.capture.ingest import rebuild_profiling
 from opatlas.cli.app import held
-from opatlas.data.combine import CombineResult, CombineSources, open_sources, refuse_mixed
-from opatlas.data.combine import combine as combine_databases
+from opatlas.data.combine import CombineResult, CombineSources, combine as combine_databases, open_sources, refuse_mixed
 from opatlas.data.csv_files import not_writable
 from opatlas.data.database import Database, expect_tables
 from opatlas.data.log import COMBINE
 from opatlas.data.manifest import VERSION, RunFacts
-from opatlas.data.pool import PooledRow
-from opatlas.data.pool import pool as pool_runs
+from opatlas.data.pool import PooledRow, pool as pool_runs
 from opatlas.data.restore import clear_edited
 from opatlas.errors import OpAtlasError, UsageError, noted, usage_errors
 from opatlas.files import BROKEN_GZIP, read_file
@@ -67,7 +65,7 @@ def combine(
         problems += found.problems
     content = {
         "target": target,
-        "databases": len(opened.sources) - opened.journals,
+        "databases": len(opened.sources),
         "journals": opened.journals,
         **{each.name: getattr(found, each.name) for each in fields(found) if each.name != "mapping"},
         "pooled": pooled,
@@ -101,7 +99,7 @@ def _pool_captures(target: Database, outcome: CombineResult) -> None:
 def _parts(target: Path, opened: CombineSources, found: CombineResult) -> Iterator[Part]:
     yield Fields(
         {
-            "databases": (len(opened.sources) - opened.journals) or None,
+            "databases": len(opened.sources) or None,
             "journals": opened.journals or None,
             "kernel types": (len(found.kernel_types), f"{len(found.new):,} new"),
             "rows added": found.added,

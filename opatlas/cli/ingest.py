@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -90,7 +89,7 @@ def ingest(
         "shapes_from": shapes_from and printable(str(shapes_from)),
         "replace": replace,
         "mixed": mixed,
-        "versions": asdict(given),
+        "versions": dataclasses.asdict(given),
     }
     with usage_errors():
         found = FoundCaptures([]) if profiling_path is None else find_captures(profiling_path)
@@ -177,7 +176,7 @@ def _capture_parts(done: IngestResult, not_read: Sequence[tuple[str, Sequence[Pa
         )
     yield Table(
         ("trace", "device", "rank", "events", "span(us)", "busy(us)", "idle(us)"),
-        [astuple(each) for each in account.devices],
+        [dataclasses.astuple(each) for each in account.devices],
     )
     first = dict(reversed(account.without_duration))
     yield Table(
@@ -193,7 +192,7 @@ def _capture_parts(done: IngestResult, not_read: Sequence[tuple[str, Sequence[Pa
     widest = sorted(outcome.mixed, key=lambda row: row.modes.low_us - row.modes.high_us)
     yield Table(
         ("two populations", "shapes", "launches", "median(us)", "launches", "median(us)"),
-        [(row.kernel_type, row.shapes, *astuple(row.modes)) for row in widest],
+        [(row.kernel_type, row.shapes, *dataclasses.astuple(row.modes)) for row in widest],
     )
 
 

@@ -218,7 +218,7 @@ class FoldChanges:
     missing: list[Candidate] = field(default_factory=list)
 
 
-def candidates_of_records(records: Iterable[Record], appending: Container[str] | None) -> dict[str, list[Candidate]]:
+def candidates_of_records(records: Iterable[Record], appending: Container[str]) -> dict[str, list[Candidate]]:
     """Returns what records have of rows, by kernel type.
 
     Samples of another type (opatlas/row/slots.py) belong to the launched row alone, which is appended in any run; the
@@ -227,11 +227,11 @@ def candidates_of_records(records: Iterable[Record], appending: Container[str] |
     the row that were taken for another one.
 
     Args:
-        appending: the runs that append rows with samples; None: all rows are appended.
+        appending: the runs that append rows with samples.
     """
     found: dict[str, list[Candidate]] = {}
     for run_id, of_run in grouped((record.run_id, record) for record in records).items():
-        appends = appending is None or run_id in appending
+        appends = run_id in appending
         in_time = sorted(of_run, key=lambda record: record.finished_at)
         by_row = grouped((RowName(record.kernel_type, record.signature), record) for record in in_time)
         own = {name: _counting(of_row) for name, of_row in by_row.items()}
@@ -243,7 +243,7 @@ def candidates_of_records(records: Iterable[Record], appending: Container[str] |
             own[name] = [record for record in own.get(name, ()) if record.launched_record() is None]
         for record in (record for records in own.values() for record in records):
             is_own = record.measurement is not None and record.measurement.ran_as is None
-            one = _candidate(record.requested_record(), appends=appends and (appending is None or is_own))
+            one = _candidate(record.requested_record(), appends=appends and is_own)
             found.setdefault(record.kernel_type, []).append(one)
         for name, (record, asked) in launched.items():
             if not own[name]:

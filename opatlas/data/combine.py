@@ -5,7 +5,7 @@ Only the target is written, file by file, each replaced in one step. Unchanged f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from opatlas.data import journal, log
-from opatlas.data.cells import Candidate, CellGroup, candidates_of_records, candidates_of_rows, group_of
+from opatlas.data.cells import Candidate, CellGroup, candidates_of_rows, group_of
 from opatlas.data.comparable import expect_comparable
 from opatlas.data.csv_files import write_bytes
 from opatlas.data.database import Database
@@ -25,12 +25,14 @@ from opatlas.data.log import COMBINE, Log
 from opatlas.data.manifest import LARGEST_BYTES, Manifest, read_ingests, read_manifests
 from opatlas.data.op_mapping import WrittenMapping, write_default_mapping
 from opatlas.data.restore import cleared, edited_in
+from opatlas.data.write_back import WriteBackResult, write_back
 from opatlas.errors import OpAtlasError, describe_error
 from opatlas.files import expect_folder, read_safely
 from opatlas.grouping import positions_by_key
 from opatlas.progress import gc_paused, track
 from opatlas.row import columns as col
 from opatlas.row.communication import row_kind
+from opatlas.row.status import UpdateMode
 from opatlas.row.table import RowTable, position_array
 
 _LARGEST_SAMPLES_BYTES = 4 << 30
@@ -39,25 +41,24 @@ _ROWS_AT_A_TIME = 4096
 
 @dataclass
 class CombineSource:
-    """A database that is combined into the target, or one of its journals.
+    """A database that is combined into the target.
 
     Attributes:
         name: the path as the user wrote it.
-        database: the database, or that of the journal.
         manifests: the manifests of its runs, by run id.
-        journal: None for a database.
+        journals: what sessions that run or were killed have measured, oldest first.
     """
 
     name: str
     database: Database
     manifests: Mapping[str, Manifest]
-    journal: JournalContents | None = None
+    journals: Sequence[JournalContents] = ()
 
     @property
-    def kernel_types(self) -> Iterable[str]:
-        if self.journal is None:
-            return self.database.kernel_types_and_messages()
-        return {row.kernel_type for record in self.journal.records for row in record.rows}
+    def kernel_types(self) -> set[str]:
+        """The kernel types of the tables and of the journals."""
+        records = (record for contents in self.journals for record in contents.records)
+        return {*self.database.kernel_types_and_messages(), *(row.kernel_type for each in records for row in each.rows)}
 
 
 @dataclass
@@ -65,7 +66,7 @@ class CombineSources:
     """The sources of `combine`.
 
     Attributes:
-        sources: in the order of the command line; each database is followed by its journals, oldest first.
+        sources: in the order of the command line.
         target_manifests: the manifests of the target, by run id.
         problems: files that could not be read.
     """
@@ -77,7 +78,7 @@ class CombineSources:
     @property
     def journals(self) -> int:
         """The number of journals."""
-        return sum(source.journal is not None for source in self.sources)
+        return sum(len(source.journals) for source in self.sources)
 
 
 def open_sources(target: Database, paths: Sequence[Path]) -> CombineSources:
@@ -112,29 +113,27 @@ def _open_database(target: Database, path: Path, opened: CombineSources) -> None
     database = Database(path)
     # Raises UnsafePath before anything is read, if a folder of the source is a link.
     database.folders()
-    journals = journal.journals(database)
-    if not database.kernel_types_and_messages() and not journals:
+    paths = journal.journals(database)
+    if not database.kernel_types_and_messages() and not paths:
         raise OpAtlasError(f"{path}: holds no {{KernelType}}.csv and no journal; name the folder that the CSVs are in")
-    opened.sources.append(CombineSource(str(path), database, read_manifests(database, opened.problems)))
-    for left_behind in journals:
-        try:
-            _add_journal(left_behind, database, opened)
-        except FileNotFoundError:
-            # The session wrote it back meanwhile: its records are in the tables.
-            continue
-        except (OSError, OpAtlasError) as error:
-            opened.problems.append(describe_error(error, left_behind, "make it readable"))
+    journals = [contents for each in paths if (contents := _read_journal(each, opened.problems)) is not None]
+    # After the journals, since a session writes its manifest before its first record.
+    opened.sources.append(CombineSource(str(path), database, read_manifests(database, opened.problems), journals))
 
 
-def _add_journal(path: Path, database: Database, opened: CombineSources) -> None:
-    """Raises OpAtlasError, OSError."""
-    contents = journal.read(path)
-    opened.problems += [f"{path}:{line}: {problem}" for line, problem in contents.unreadable]
+def _read_journal(path: Path, problems: list[str]) -> JournalContents | None:
+    """Returns a journal; None if it cannot be read, or was written back meanwhile: its records are in the tables."""
+    try:
+        contents = journal.read(path)
+    except FileNotFoundError:
+        return None
+    except (OSError, OpAtlasError) as error:
+        problems.append(describe_error(error, path, "make it readable"))
+        return None
+    problems += [f"{path}:{line}: {problem}" for line, problem in contents.unreadable]
     if contents.torn:
-        opened.problems.append(f"{path}: the last record is cut off: its session was killed, or still runs")
-    runs = {record.run_id for record in contents.records}
-    manifests = {run_id: each for run_id, each in read_manifests(database, []).items() if run_id in runs}
-    opened.sources.append(CombineSource(str(path), database, manifests, contents))
+        problems.append(f"{path}: the last record is cut off: its session was killed, or still runs")
+    return contents
 
 
 def refuse_mixed(target: Path, opened: CombineSources) -> None:
@@ -176,9 +175,17 @@ class CombineResult:
     mapping: WrittenMapping | None = None
     problems: list[str] = field(default_factory=list)
 
+    def add_journal(self, written: WriteBackResult) -> None:
+        """Adds what the records of a journal changed."""
+        self.added += written.added.total()
+        self.target_rows += written.added.total()
+        self.taken += written.updated.total()
+        self.changed += written.marked.total()
+        self.problems += written.problems
+
 
 def combine(target: Database, opened: CombineSources) -> CombineResult:
-    """Combines the sources into the target, in their order.
+    """Combines the sources into the target, in their order, and writes the records of their journals there.
 
     Where ingests were copied, the caller computes the captured durations again, which count the launches of all of them
     (`opatlas.capture.ingest.rebuild_profiling`).
@@ -187,11 +194,19 @@ def combine(target: Database, opened: CombineSources) -> CombineResult:
         OpAtlasError: the target cannot be locked. A file that cannot be read or written becomes a problem of the
             result; the other files are combined. A source whose log cannot be written is left out.
     """
+    there = {*target.kernel_types_and_messages()}
     with target.lock(), gc_paused():
-        return _Combination(target, opened).run()
-
-
-_Reader = Callable[[str], RowTable | Sequence[Candidate] | None]
+        result = _Combination(target, opened).run()
+    for source in opened.sources:
+        for contents in source.journals:
+            try:
+                log.add(target, contents.header, contents.records)
+            except OpAtlasError as error:
+                result.problems.append(f"{error} (no record of the journals of {source.name} was combined)")
+            else:
+                result.add_journal(write_back(target, contents.records, UpdateMode.ALL, prune=False))
+    result.new = [name for name in result.kernel_types if name not in there and target.csv_path(name).exists()]
+    return result
 
 
 class _Combination:
@@ -214,8 +229,8 @@ class _Combination:
         sources = [source for source in self._sources if self._copy_runs(source)]
         self._order = log.run_order(target, self._manifests)
         self._known = Log(target)
-        databases = [source.database for source in sources if source.journal is None]
-        readers = [self._reader(source) for source in sources]
+        databases = [source.database for source in sources]
+        readers = [self._reader(database) for database in databases]
         for kernel_type in track(result.kernel_types, "combine, kernel types"):
             with self._errors(" (nothing was combined into this file)"):
                 self._combine_table(kernel_type, readers)
@@ -247,18 +262,14 @@ class _Combination:
                     write_bytes(path, read_safely(Manifest.path(source.database, run_id), LARGEST_BYTES))
                     self._result.manifests += 1
         try:
-            if source.journal is None:
-                log.copy(source.database, target, problems)
-            else:
-                log.add(target, source.journal.header, source.journal.records)
+            log.copy(source.database, target, problems)
         except log.DamagedLog as error:
             problems.append(str(error))
         except OpAtlasError as error:
             problems.append(f"{error} (no row of {source.name} was combined)")
             return False
-        if source.journal is None:
-            with self._errors():
-                self._copy_ingests(source.database)
+        with self._errors():
+            self._copy_ingests(source.database)
         return True
 
     def _copy_ingests(self, source: Database) -> None:
@@ -281,15 +292,11 @@ class _Combination:
             known |= {file.sha256: run_id for file in files}
             self._result.ingests += 1
 
-    def _reader(self, source: CombineSource) -> _Reader:
-        """Returns a function that reads what a source has of a kernel type; None if it has nothing.
+    def _reader(self, database: Database) -> Callable[[str], RowTable | None]:
+        """Returns a function that reads the rows of a kernel type; None if a source has none.
 
-        Rows that were edited after their run have no duration and no status. All rows of journals are appended where
-        they are missing.
+        Rows that were edited after their run have no duration and no status.
         """
-        database = source.database
-        if source.journal is not None:
-            return candidates_of_records(log.with_same_rows(self._target, source.journal.records), None).get
         known = Log(database)
 
         def read(kernel_type: str) -> RowTable | None:
@@ -303,30 +310,21 @@ class _Combination:
 
         return read
 
-    def _combine_table(self, kernel_type: str, readers: Sequence[_Reader]) -> None:
-        target, result, path = self._target, self._result, self._target.csv_path(kernel_type)
-        sources = [rows for read in readers if (rows := read(kernel_type)) is not None]
-        if not sources:
-            return
-        columns = next((rows.columns for rows in sources if isinstance(rows, RowTable)), ())
-        is_new, table = not path.exists(), target.read_or_empty(kernel_type, columns)
-        fold = TableFold(table, self._order, self._known, pruned=target.pruned(kernel_type).signatures, by=COMBINE)
-        combine_table(fold, sources, target, result)
-        result.new += [kernel_type] if is_new and path.exists() else []
+    def _combine_table(self, kernel_type: str, readers: Sequence[Callable[[str], RowTable | None]]) -> None:
+        target, sources = self._target, [rows for read in readers if (rows := read(kernel_type)) is not None]
+        if sources:
+            table, pruned = target.read_or_empty(kernel_type, sources[0].columns), target.pruned(kernel_type).signatures
+            fold = TableFold(table, self._order, self._known, pruned=pruned, by=COMBINE)
+            combine_table(fold, sources, target, self._result)
 
 
-def combine_table(
-    fold: TableFold,
-    sources: Sequence[RowTable | Sequence[Candidate]],
-    target: Database,
-    changes: CombineResult,
-) -> None:
+def combine_table(fold: TableFold, sources: Sequence[RowTable], target: Database, changes: CombineResult) -> None:
     """Folds what sources have into a table, one source after the other, and writes it.
 
     All rows of the table with one signature receive the same cells.
 
     Args:
-        sources: the rows of each source, or the candidates of its records.
+        sources: the rows of each source.
         changes: receives what changed.
 
     Raises:
@@ -351,14 +349,11 @@ def combine_table(
     changes.changed += int((changed & ~taken).sum())
 
 
-def _batches(fold: TableFold, source: RowTable | Sequence[Candidate]) -> Iterator[Sequence[Candidate]]:
-    """Yields the candidates of a source; of a table those that the other one lacks, or has with other cells.
+def _batches(fold: TableFold, source: RowTable) -> Iterator[Sequence[Candidate]]:
+    """Yields the candidates of a source: rows that the other table lacks, or has with other cells.
 
     They are yielded a few at a time, because they take ten times the memory of cells; those of one signature together.
     """
-    if not isinstance(source, RowTable):
-        yield source
-        return
     signatures, ours = source.signatures, fold.rows.table()
     rows = {of for of, name in enumerate(signatures) if name not in fold.positions}
     pairs = [(at, of) for of, name in enumerate(signatures) for at in fold.positions.get(name, ())]

@@ -8,7 +8,6 @@ import os
 import platform
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -250,7 +249,7 @@ class SessionLock:
         if self._lock.is_locked:
             # If the journals were removed meanwhile, another session may have written its name. An old file does no
             # harm: it names the holder of a free lock.
-            with suppress(OSError, OpAtlasError):
+            with contextlib.suppress(OSError, OpAtlasError):
                 if _read(self._holder_file) in (self._holder, None):
                     self._holder_file.unlink()
             self._lock.release()

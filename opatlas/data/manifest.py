@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
-from msgspec import Meta
 
 from opatlas import formats
 from opatlas.data.csv_files import write_text
@@ -45,7 +44,7 @@ _PACKAGES = ("opatlas", "torch", "torch_npu", "vllm-ascend", "numpy", "pandas", 
 
 
 #: Seconds since the epoch, before the year 10000.
-Time = Annotated[float, Meta(ge=0, lt=253402300800)]
+Time = Annotated[float, msgspec.Meta(ge=0, lt=253402300800)]
 
 
 @dataclass

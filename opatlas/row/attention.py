@@ -10,7 +10,6 @@ from itertools import accumulate
 from typing import Annotated, NamedTuple
 
 import msgspec
-from msgspec import Meta
 
 from opatlas.errors import UsageError
 from opatlas.row import columns as col
@@ -41,7 +40,7 @@ Q_VALUES, KV_VALUES, _, _, _MODE, _LAYOUT, _, PRE_TOKENS = col.RUNTIME_IN_SIGNAT
 WINDOW = 4
 
 #: Sizes and lengths have fewer digits than MOST_DIGITS.
-_Size = Annotated[int, Meta(ge=0, lt=10**MOST_DIGITS)]
+_Size = Annotated[int, msgspec.Meta(ge=0, lt=10**MOST_DIGITS)]
 _Sizes = tuple[_Size, ...]
 #: Sequences with at most so many queries are decoded, perhaps with drafted tokens to verify; others are prompts.
 _MOST_DECODED = 8
@@ -123,7 +122,7 @@ class CallRecord(msgspec.Struct, frozen=True):
     num_key_value_heads: _Size | None = None
     sparse_mode: _Size | None = None
     #: `BSND`, `TND_NTD`. A signature drops blanks, quotes and brackets, so that no row would have such a layout.
-    input_layout: Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_.-]*\Z")] | None = None
+    input_layout: Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9_.-]*\Z")] | None = None
     block_size: _Size | None = None
     pre_tokens: _Size | None = None
 

@@ -11,7 +11,6 @@ from sys import intern
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
-from msgspec import Meta
 
 from opatlas.row.columns import INPUT_SHAPES, MESSAGE_BYTES, NUM_DEVICES, is_file_name
 from opatlas.row.communication import BY_KERNEL_TYPE, is_communication
@@ -23,7 +22,7 @@ from opatlas.row.status import Status
 from opatlas.typed_json import Count, DecodeError, decode, json_line
 
 #: Bounds of the values in a record that is read: 10^15 us are 31 years, and the sum of samples stays finite.
-_Durations = Annotated[tuple[Annotated[float, Meta(gt=0, le=1e15)], ...], Meta(min_length=1)]
+_Durations = Annotated[tuple[Annotated[float, msgspec.Meta(gt=0, le=1e15)], ...], msgspec.Meta(min_length=1)]
 #: A run id is part of file names.
 _RUN_ID = re.compile(r"\w[\w.+-]{,150}", re.ASCII)
 _CELL_COUNT = re.compile("[1-9][0-9]{0,17}")
@@ -58,11 +57,11 @@ class Execution:
 
     implementation: str = ""
     kernel_names: tuple[str, ...] = ()
-    span_us: Annotated[float, Meta(ge=0, le=1e15)] | None = None
+    span_us: Annotated[float, msgspec.Meta(ge=0, le=1e15)] | None = None
     outputs_missing: tuple[Count, ...] = ()
     conversions: tuple[str, ...] = ()
-    set_up_s: Annotated[float, Meta(ge=0)] | None = None
-    max_error: Annotated[float, Meta(ge=0)] | None = None
+    set_up_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    max_error: Annotated[float, msgspec.Meta(ge=0)] | None = None
 
     @property
     def is_library(self) -> bool:
@@ -81,7 +80,7 @@ class Rounds:
 
     kernel_us: _Durations
     baseline_us: _Durations
-    control_us: tuple[Annotated[float, Meta(gt=0, le=1e15)], ...] = ()
+    control_us: tuple[Annotated[float, msgspec.Meta(gt=0, le=1e15)], ...] = ()
 
     @property
     def ratios(self) -> RatioInterval:
@@ -123,15 +122,15 @@ class Measurement:
     instrument: str
     cache_state: str
     device_kernels: Count | None = None
-    helper_kernels: Mapping[str, Annotated[float, Meta(ge=0, le=1e15)]] = field(default_factory=dict)
-    calls_per_sample: Annotated[int, Meta(ge=1)] = 1
+    helper_kernels: Mapping[str, Annotated[float, msgspec.Meta(ge=0, le=1e15)]] = field(default_factory=dict)
+    calls_per_sample: Annotated[int, msgspec.Meta(ge=1)] = 1
     checked_elements: Count = 0
     total_elements: Count = 0
     assumptions: tuple[str, ...] = ()
     counters: Mapping[str, float] = field(default_factory=dict)
     stand_in: str = ""
     throttled: str = ""
-    bound_us: Annotated[float, Meta(gt=0, le=1e15)] | None = None
+    bound_us: Annotated[float, msgspec.Meta(gt=0, le=1e15)] | None = None
     ran_as: LaunchedCase | None = None
     execution: Execution = Execution()
     against: str = ""
@@ -330,7 +329,7 @@ class SessionHolder:
     command: str
     pid: int
     host: str
-    since: Annotated[float, Meta(ge=0, lt=253402300800)]
+    since: Annotated[float, msgspec.Meta(ge=0, lt=253402300800)]
 
     def __str__(self) -> str:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))

@@ -152,6 +152,7 @@ class KernelSource:
         wraps: whether the function takes the torch function of the replay and returns the kernel (`wrap`).
         is_functional: whether the function is that of a functional operator of torch, and the row's operator a variant
             that writes into an argument.
+        writes_outputs: whether the function gets memory for its results as further arguments, and returns nothing.
         folder: a user's folder, whose files the function may import; "" for a module, and for a single file.
         helpers: the other files of a user's folder that belong to the implementation.
         digest: sha256 of the file and the helpers when the session began; "" for a module.
@@ -163,6 +164,7 @@ class KernelSource:
     function: str
     wraps: bool = False
     is_functional: bool = False
+    writes_outputs: bool = False
     folder: str = ""
     helpers: tuple[str, ...] = ()
     digest: str = ""

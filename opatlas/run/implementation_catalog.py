@@ -183,6 +183,7 @@ class KernelInFile:
     Attributes:
         candidate: "" or the name of a candidate.
         folder: a folder whose other files are the helpers of this kernel alone; None: it has those of its set.
+        writes_outputs: see KernelSource.
     """
 
     kernel_type: str
@@ -190,6 +191,7 @@ class KernelInFile:
     path: Path
     function: str
     folder: Path | None = None
+    writes_outputs: bool = False
 
     def helpers(self, of_set: Sequence[Path]) -> list[Path]:
         """Returns its helpers, given those of its set."""
@@ -273,6 +275,7 @@ def _implementation(
             kernel.function,
             folder=str(kernel.folder or root) if kernel.folder or root.is_dir() else "",
             helpers=tuple(map(str, own)),
+            writes_outputs=kernel.writes_outputs,
             digest=digest_of_digests(digests[path] for path in (kernel.path, *own)),
         )
     return Implementation(own_name, version, f"kernels in {root}", sources, notes=tuple(notes))

@@ -11,15 +11,13 @@ from pathlib import Path
 
 from opatlas.grouping import grouped
 from opatlas.row.errors import DeviceGone
-from opatlas.run.devices.device import DeviceDescription, DeviceSpec
-from opatlas.run.devices.device_lock import DeviceWaits
+from opatlas.run.devices.device import DeviceDescription
 from opatlas.run.group import GroupSpec
 from opatlas.run.instruments.attribution import ProfiledRow
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.job import Job, RowOutcome
 from opatlas.run.msprof_output import PARSE_TIMEOUT_S, complete_outcomes, folder_of_rank, msprof_executable
 from opatlas.run.process.child import Launcher
-from opatlas.run.process.device_process import DeviceProcess, GroupProcess
 from opatlas.run.process.messages import RANK_PLACEHOLDER
 from opatlas.run.scheduler import Done, Queue, Scheduler
 
@@ -171,46 +169,6 @@ class MsprofSession:
 _SMALLER = 4
 
 
-def msprof_on_device(
-    spec: DeviceSpec, settings: MeasureSettings, folder: Path, waits: DeviceWaits | None = None
-) -> MsprofBatches:
-    """Returns the scheduler for rows of one device under msprof.
-
-    Args:
-        spec: the device.
-        settings: how rows are measured.
-        folder: folder for msprof's output.
-        waits: keeps the waits for the device, and shows the user lines; None: lines go to stderr.
-    """
-    return MsprofBatches(
-        lambda: MsprofSession(lambda launcher: DeviceProcess(spec, settings, launcher, waits), settings, folder)
-    )
-
-
-def msprof_on_group(
-    spec: GroupSpec,
-    devices: Sequence[DeviceSpec],
-    settings: MeasureSettings,
-    folder: Path,
-    waits: DeviceWaits | None = None,
-) -> MsprofBatches:
-    """Returns the scheduler for rows of a group; each rank on this node runs under its own msprof.
-
-    Args:
-        spec: the group.
-        devices: devices of this node, one for each rank.
-        settings, folder, waits: as in `msprof_on_device`.
-    """
-
-    def session() -> MsprofSession:
-        return MsprofSession(
-            lambda launcher: GroupProcess(spec, devices, settings, waits, launcher), settings, folder, spec.local_ranks
-        )
-
-    # Other nodes do not know which samples are missing here, and all nodes must run the same rows.
-    return MsprofBatches(session, tries_again=spec.nnodes == 1)
-
-
 class MsprofBatches(Queue):
     """Runs the jobs that wait in one profiling session: msprof writes its measurements when its processes have ended.
 
@@ -219,15 +177,23 @@ class MsprofBatches(Queue):
 
     at_once = SESSION_ROWS
 
-    def __init__(self, session_of: Callable[[], MsprofSession], *, tries_again: bool = True) -> None:
+    def __init__(
+        self,
+        process_of: Callable[[Launcher], Scheduler],
+        settings: MeasureSettings,
+        folder: Path,
+        group: GroupSpec | None = None,
+    ) -> None:
         """
         Args:
-            session_of: creates a session, whose processes are started on first use.
-            tries_again: whether rows with missing samples run once more.
+            process_of, settings, folder: as in `MsprofSession`.
+            group: the group, whose ranks on this node run each under an msprof of its own; None: rows of one device.
         """
         super().__init__()
-        self._new_session = session_of
-        self._tries_again = tries_again
+        ranks = group.local_ranks if group is not None else 0
+        self._new_session = lambda: MsprofSession(process_of, settings, folder, ranks)
+        # Other nodes do not know which samples are missing here, and all nodes must run the same rows.
+        self._tries_again = group is None or group.nnodes == 1
         #: A session that was started to describe the device, and has run no job.
         self._session: MsprofSession | None = None
         self._description: DeviceDescription | None = None

@@ -8,7 +8,6 @@ of a job only.
 from __future__ import annotations
 
 import argparse
-import importlib
 import importlib.util
 import inspect
 import json
@@ -159,7 +158,7 @@ def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
 
 def _import(name: str, path: Path) -> ModuleType:
     try:
-        return importlib.import_module(name)
+        return import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
@@ -184,7 +183,7 @@ def functions_of_modules(package: str, search_path: Iterable[str], *fallbacks: s
 
     @cache
     def modules() -> list[ModuleType]:
-        return [importlib.import_module(f"{package}.{info.name}") for info in pkgutil.iter_modules(search_path)]
+        return [import_module(f"{package}.{info.name}") for info in pkgutil.iter_modules(search_path)]
 
     @cache
     def find(name: str) -> Any:

@@ -314,29 +314,26 @@ class Relay(Queue):
 
 
 class ExcludedDevices:
-    """The devices that a session no longer uses, with reasons. A folder shares the devices between processes."""
+    """The devices that a session no longer uses, with reasons. Its processes share them in a folder."""
 
-    def __init__(self, folder: Path | None) -> None:
-        """`folder` is None if the session has only one process."""
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._reasons: dict[int, str] = {}
 
     def add(self, spec: DeviceSpec, reason: str) -> None:
         """Excludes a device from now on."""
         self._reasons[spec.index] = reason
-        if self._folder is not None:
-            # If the disk is full, the other processes detect the failure of the device themselves.
-            with contextlib.suppress(OpAtlasError):
-                write_text(self._file(spec.index), reason)
+        # If the disk is full, the other processes detect the failure of the device themselves.
+        with contextlib.suppress(OpAtlasError):
+            write_text(self._file(spec.index), reason)
 
     def reason(self, spec: DeviceSpec) -> str | None:
         """Returns why a device is excluded; None for a device that is not excluded."""
-        if spec.index not in self._reasons and self._folder is not None and self._file(spec.index).exists():
+        if spec.index not in self._reasons and self._file(spec.index).exists():
             self._reasons[spec.index] = self._file(spec.index).read_text(encoding="utf-8")
         return self._reasons.get(spec.index)
 
     def _file(self, index: int) -> Path:
-        assert self._folder is not None
         return self._folder / f"left-out-{index}"
 
 

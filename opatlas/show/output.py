@@ -57,12 +57,12 @@ def output_width(otherwise: int) -> int:
 
 def print_error(error: object) -> None:
     """Prints `error: ...` on stderr."""
-    _print(f"error: {error}")
+    print_note(f"error: {error}")
 
 
 def print_note(note: str) -> None:
     """Prints a line on stderr that is not part of the result, such as what a command waits for."""
-    _print(note)
+    print(printable_lines(note), file=sys.stderr, flush=True)
 
 
 def print_problems(texts: Sequence[str]) -> None:
@@ -71,10 +71,6 @@ def print_problems(texts: Sequence[str]) -> None:
         print_error(each)
     if more := len(texts) - len(texts[:_PROBLEMS_SHOWN]):
         print_error(f"and {more:,} more")
-
-
-def _print(line: str) -> None:
-    print(printable_lines(line), file=sys.stderr, flush=True)
 
 
 def run_guarded(run: Callable[[], int]) -> int:

@@ -17,10 +17,8 @@ import numpy as np
 from opatlas import formats
 from opatlas.data.database import Database
 from opatlas.errors import OpAtlasError
-from opatlas.formats import ratio
 from opatlas.grouping import grouped
 from opatlas.row import columns as col
-from opatlas.row.columns import INPUT_DTYPES, INPUT_SHAPES, MESSAGE_BYTES, NUM_DEVICES
 from opatlas.row.communication import bandwidth_gbps, is_communication
 from opatlas.row.quality import NOISE_LIMIT, Quality, relative_noise
 from opatlas.row.record import Measurement, Record
@@ -113,7 +111,7 @@ def summarize_row(record: Record, peak: Peak, captured_us: float | None = None) 
     summary = measurement.summary
     cells = record.cells
     if is_communication(record.kernel_type):
-        rates: dict[str, Any] = {"rate_per_s": bandwidth_gbps(int(cells[MESSAGE_BYTES]), summary.median_us) * 1e9}
+        rates: dict[str, Any] = {"rate_per_s": bandwidth_gbps(int(cells[col.MESSAGE_BYTES]), summary.median_us) * 1e9}
     else:
         rates = _rates(record, measurement, peak, summary.median_us)
     return RowSummary(
@@ -134,9 +132,9 @@ def summarize_row(record: Record, peak: Peak, captured_us: float | None = None) 
 def row_shapes(kernel_type: str, cells: Mapping[str, str]) -> str:
     """Returns the shapes of a row as in `RowSummary`, for any cells."""
     if is_communication(kernel_type):
-        return f"{cells.get(MESSAGE_BYTES, '')} B on {cells.get(NUM_DEVICES, '')}"
-    dtype, *_ = cells.get(INPUT_DTYPES, "").split(";")
-    return f"{cells.get(INPUT_SHAPES, '')} {dtype}".replace('"', "").strip()
+        return f"{cells.get(col.MESSAGE_BYTES, '')} B on {cells.get(col.NUM_DEVICES, '')}"
+    dtype, *_ = cells.get(col.INPUT_DTYPES, "").split(";")
+    return f"{cells.get(col.INPUT_SHAPES, '')} {dtype}".replace('"', "").strip()
 
 
 def _rates(record: Record, measurement: Measurement, peak: Peak, median_us: float) -> dict[str, Any]:
@@ -287,7 +285,7 @@ def find_gaps(
 def gap_table(gaps: Sequence[Gap]) -> Table:
     """Returns the rows whose replayed and captured durations differ by 20 % or more, the largest difference first."""
     columns: list[Column | str] = [
-        *(Column("Ratio (microbench/profiling)", ratio), "Kernel Type", col.AVERAGE, col.PROFILING_AVERAGE),
+        *(Column("Ratio (microbench/profiling)", formats.ratio), "Kernel Type", col.AVERAGE, col.PROFILING_AVERAGE),
         *(Column(name, wide=name not in _CELLS_SHOWN) for name in _CELLS),
         Column("Signature", wide=True),
     ]
@@ -306,7 +304,14 @@ def gap_table(gaps: Sequence[Gap]) -> Table:
 def gaps_by_type(gaps: Sequence[Gap]) -> Table:
     """Returns replayed over captured by kernel type, the farthest first, and of how many rows other kernels ran."""
     by_type = grouped((gap.kernel_type, gap) for gap in gaps)
-    columns = ("kernel type", "rows", Column("median", ratio), Column("p90", ratio), "same kernels", "compositions")
+    columns = (
+        "kernel type",
+        "rows",
+        Column("median", formats.ratio),
+        Column("p90", formats.ratio),
+        "same kernels",
+        "compositions",
+    )
     rows = [
         (
             *(kernel_type, len(of_type), *np.quantile([gap.ratio for gap in of_type], (0.5, 0.9)).tolist()),

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-import csv
 import json
-import subprocess
-import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from doc_commands import ROOT
+from checked import timed, write_database
+from planted_trials import job_of_candidate
 
 from opatlas.cli.query import export
 from opatlas.errors import OpAtlasError, UsageError
+from opatlas.outer.judging.failures import run_judged
+from opatlas.outer.judging.judgement import Judgement
 from opatlas.outer.tasks.task import read_tasks
 from opatlas.outer.tasks.task_replay import TaskModule
 from opatlas.outer.tasks.task_rows import find_candidates
+from opatlas.row import columns as col
+from opatlas.run.devices.device import DeviceSpec
 from opatlas.run.implementation_catalog import read_directory
+from opatlas.run.instruments.instrument import MeasureSettings
+from opatlas.run.runner import Runner
 
 SCALE = {
     "name": "scale_n8",
@@ -35,20 +40,19 @@ SCALED = [
     {
         "uuid": f"of-{rows}",
         "axes": {"M": rows},
-        "inputs": {"x": {"type": "random"}, "factor": {"type": "scalar", "value": 3.0}},
+        "inputs": {"x": {"type": "random"}, "factor": factor},
     }
-    for rows in (2, 5)
+    for rows, factor in ((2, {"type": "scalar", "value": 3.0}), (5, {"type": "random"}))
 ]
-#: SOL-ExecBench: no name, an axis that follows from others, indices by a function of the reference.
+#: SOL-ExecBench: no name, an axis that follows from others, a size as an axis, indices by a function of the reference.
 PICK = {
     "axes": {
         "B": {"type": "var", "description": None},
         "T": {"type": "expr", "expression": "B * 3 + 1"},
-        "D": {"type": "const", "value": 4},
     },
     "custom_inputs_entrypoint": "make",
-    "inputs": {"table": {"shape": ["T", "D"], "dtype": "bfloat16"}, "at": {"shape": ["B"], "dtype": "int64"}},
-    "outputs": {"out": {"shape": ["B", "D"], "dtype": "bfloat16"}},
+    "inputs": {"table": {"shape": ["T", "4"], "dtype": "bfloat16"}, "at": {"shape": ["B"], "dtype": "int64"}},
+    "outputs": {"out": {"shape": ["B", "4"], "dtype": "bfloat16"}},
     "reference": "import torch\n\n"
     "def make(axes_and_scalars, device):\n"
     "    return {'at': torch.arange(axes_and_scalars['B'], device=device)}\n\n"
@@ -72,6 +76,12 @@ def write(path: Path, *values: Any) -> Path:
     return path
 
 
+def row(inputs: str, outputs: str, dtypes: str = "FLOAT;FLOAT", results: str = "FLOAT", **cells: str) -> dict[str, str]:
+    """A measured row."""
+    shapes = {col.INPUT_SHAPES: inputs, col.OUTPUT_SHAPES: outputs}
+    return {**shapes, col.INPUT_DTYPES: dtypes, col.OUTPUT_DTYPES: results, **timed(6.0, 0.1), **cells}
+
+
 @pytest.fixture
 def data_set(tmp_path: Path) -> Path:
     """A data set in both layouts; a line of flashinfer-bench is a trace with a workload."""
@@ -92,9 +102,10 @@ def test_definitions_are_tasks_whose_inputs_are_the_workloads(data_set: Path) ->
         (alone,) = read_tasks(place)
         assert (alone.full_name, alone.digest) == (scale.full_name, scale.digest)
     scaled = TaskModule(scale).input_lists()
-    assert [(tuple(x.shape), x.dtype, factor) for x, factor in scaled] == [
-        ((rows, 8), torch.float32, 3.0) for rows in (2, 5)
+    assert [(tuple(x.shape), x.dtype, type(factor)) for x, factor in scaled] == [
+        ((rows, 8), torch.float32, float) for rows in (2, 5)
     ]
+    assert scaled[0][1] == 3.0
     ((table, at),) = TaskModule(pick).input_lists()
     assert (tuple(table.shape), table.dtype, at.tolist()) == ((7, 4), torch.bfloat16, [0, 1])
     write(data_set / "workloads/scale/scale_n8.jsonl", SCALED[0])
@@ -132,7 +143,6 @@ def test_what_does_not_fit_the_schema_is_refused(data_set: Path, path: str, valu
     ("changed", "field", "value"),
     [
         ({"spec": solution("x", language="cuda")["spec"]}, "spec.language", "cuda"),
-        ({"spec": solution("x", destination_passing_style=True)["spec"]}, "spec.destination_passing_style", "true"),
         ({"spec": solution("x", entry_point="main.py")["spec"]}, "spec.entry_point", "main.py"),
         ({"definition": "other"}, "definition", "other"),
         ({"sources": [*solution("x")["sources"], {"path": "src/../../x.py", "content": ""}]}, "path", "src/../../x.py"),
@@ -150,39 +160,58 @@ def test_solutions_that_cannot_be_judged_name_the_field(
     assert all(each in str(raised.value) for each in (str(file), field, value))
 
 
+@pytest.mark.parametrize(
+    ("main", "writes", "verdict"),
+    [
+        ("def run(x, factor, y):\n    torch.mul(x, factor, out=y)\n", True, "pass"),
+        ("def run(x, factor, y):\n    torch.add(x, factor, out=y)\n", True, "mismatch"),
+        ("def run(x, factor, y):\n    torch.mul(x[1:], factor, out=y[1:])\n", True, "hack"),
+        ("def run(x, factor, y):\n    torch.mul(x, factor, out=y)\n", False, "interface"),
+        ("from factors import times\ndef run(x, factor):\n    return times(x, factor)\n", False, "pass"),
+    ],
+)
+def test_a_solution_that_writes_its_outputs_gets_its_verdict(
+    data_set: Path, tmp_path: Path, main: str, writes: bool, verdict: str
+) -> None:
+    written = solution("fast-v1", destination_passing_style=writes)
+    written["sources"][0]["content"] = f"import torch\n{main}"
+    (found,) = read_directory(write(tmp_path / "fast.json", written), find_candidates(read_tasks(data_set)))
+    job = job_of_candidate(data_set / "definitions", tmp_path / "fast.json", 1)
+    source = found.sources[job.kernel_type]
+    outcome = run_judged(Runner(DeviceSpec("cpu"), MeasureSettings(repeat_count=2)).run, replace(job, source=source))
+    judgement = Judgement.of(outcome)
+    assert judgement is not None, outcome.reason
+    assert judgement.error_class == verdict, outcome.reason
+
+
 def test_what_was_measured_is_written_as_traces(data_set: Path, tmp_path: Path) -> None:
-    for name, result in (("right", "x * factor"), ("wrong", "x + factor")):
-        file = tmp_path / "mine/scale_n8" / f"{name}.py"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(f"def run(x, factor):\n    return {result}\n")
     write(data_set / "solutions/fast-v1.json", solution("fast-v1"))
-    database = tmp_path / "db"
-    options = ["--tasks", str(data_set), "--database-path", str(database), "--repeat-count=2", "--cache=warm"]
-    options += ["--implementation", f"torch,{tmp_path / 'mine'},{data_set / 'solutions'}", "-p", "no:cacheprovider"]
-    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "bench/", *options], cwd=ROOT, check=False)
-    assert done.returncode == 0
-    with (database / "kernels.pick.csv").open(newline="") as file:
-        (row,) = csv.DictReader(file)
-    assert (row["Input Shapes"], row["Status"]) == ("7,4;2", "measured")
+    (_, scale), database = read_tasks(data_set), tmp_path / "db"
+    for name, verdict, us in (
+        ("", "", "6"),
+        ("fast_v1", "pass", "2"),
+        ("wrong", "mismatch/x", "2"),
+        ("empty", "pass", ""),
+    ):
+        judged = {col.ERROR_CLASS: verdict, col.MAX_ERROR: "inf", col.MICROBENCH_MEDIAN: us}
+        rows = [
+            row("2,8", "2,8", **judged, **{col.TASK_DIGEST: scale.digest, col.TASK_INPUTS: str(number)})
+            for number in (0, 1)
+        ]
+        folder = database / f"implementations/mine-{name}-01234567" if name else database
+        write_database(folder, {scale.kernel_type: rows})
     for definitions, ending in ((data_set, "csv"), (None, "jsonl")):
         with pytest.raises(UsageError):
             export(str(database), definitions, output=tmp_path / f"traces.{ending}")
     export(str(database), data_set, output=tmp_path / "traces.jsonl")
-    lines = [json.loads(line) for line in (tmp_path / "traces.jsonl").read_text().splitlines()]
-    assert {line["definition"] for line in lines} == {"scale_n8"}
-    right, wrong, solved = (
-        [line for line in lines if line["solution"].startswith(name)]
-        for name in ("mine-right", "mine-wrong", "fast-v1")
-    )
-    assert {line["solution"] for line in solved} == {"fast-v1"}
-    for own in (right, wrong, solved):
-        assert [line["workload"] for line in own] == SCALED
-    for line in (*right, *solved):
-        assert line["evaluation"]["status"] == "PASSED"
-        latency, reference, speed_up = (
-            line["evaluation"]["performance"][name] for name in ("latency_ms", "reference_latency_ms", "speedup_factor")
-        )
-        assert speed_up == pytest.approx(reference / latency)
-        assert line["evaluation"]["environment"]["hardware"]
-    for line in wrong:
-        assert (line["evaluation"]["status"], line["evaluation"]["performance"]) == ("INCORRECT_NUMERICAL", None)
+    lines = [json.loads(line, parse_constant=pytest.fail) for line in (tmp_path / "traces.jsonl").open()]
+    assert [line["workload"] for line in lines] == [*SCALED, *SCALED]
+    assert {(line["definition"], line["solution"], line["evaluation"]["status"]) for line in lines} == {
+        ("scale_n8", "fast-v1", "PASSED"),
+        ("scale_n8", "mine-wrong-01234567", "INCORRECT_NUMERICAL"),
+    }
+    for line in lines:
+        passed, evaluation = line["solution"] == "fast-v1", line["evaluation"]
+        latencies = {"latency_ms": 0.002, "reference_latency_ms": 0.006, "speedup_factor": 3.0}
+        assert evaluation["performance"] == (latencies if passed else None)
+        assert evaluation["environment"]["hardware"] == "NVIDIA_H200"

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from commands import as_json, run
 from compared import lost, measured, write_tables
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from simulated_attempts import attempt, loop, mixed_run, write_run
 
 from opatlas.errors import OpAtlasError
@@ -167,8 +166,8 @@ def experiment_of(attempts: list[ModelAttempt]) -> Experiment:
     return Experiment([run_of(Path("run"), attempts)])
 
 
-def results_of(attempts: list[ModelAttempt], baseline: str = "") -> dict[Strategy, Figures]:
-    return {each["strategy"]: each for each in strategy_results(experiment_of(attempts), baseline)}
+def results_of(attempts: list[ModelAttempt]) -> dict[Strategy, Figures]:
+    return {each["strategy"]: each for each in strategy_results(experiment_of(attempts))}
 
 
 def specialists(tasks: int = 12) -> list[ModelAttempt]:
@@ -268,8 +267,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_json_has_all_tables(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    content = as_json(capsys, "score", folder, "--baseline", "small-7b")
-    assert content["strategies"][0]["models"] == {"small-7b": 20}
+    content = as_json(capsys, "score", folder)
     lists = {name: lines for name, lines in content.items() if isinstance(lines, list)}
     (large,) = (each for each in lists["task_sets"] if each["group"] is None and each["model"] == "large")
     outcomes = [each for each in lists["outcomes"] if each["model"] == "large"]
@@ -305,9 +303,7 @@ def test_without_data_there_are_no_figures(tmp_path: Path, capsys: pytest.Captur
         (["empty"], USAGE, "empty"),
         (["none"], USAGE, "none"),
         (["run", "run"], USAGE, "run"),
-        (["run", "--baseline", "n"], USAGE, "n"),
         (["suite", "run"], USAGE, "suite"),
-        (["suite", "--baseline", "m"], USAGE, "suite"),
         (["suite"], 1, "suite"),
         (["damaged"], 1, "attempts.jsonl:1"),
     ],

@@ -151,7 +151,7 @@ class Absent(InTurn):
 
 def test_a_group_that_does_not_start_costs_its_messages_only(tmp_path: Path) -> None:
     Absent.tries = []
-    pool = GroupPool(GroupNodes([DeviceSpec("cpu")]), MeasureSettings(), ExcludedDevices(None), Absent)
+    pool = GroupPool(GroupNodes([DeviceSpec("cpu")]), MeasureSettings(), ExcludedDevices(tmp_path), Absent)
     assert pool.describe().name == "cpu"
     specs = [GroupSpec(n, members=tuple(range(n))) for n in (2, 2, 2, 3, 2, 4, 4)]
     outcomes = [pool.run(Job("m", "m.py", "f", "hcom_allReduce_", {}, 1.0, spec)) for spec in specs]
@@ -172,9 +172,9 @@ def test_a_group_that_does_not_start_costs_its_messages_only(tmp_path: Path) -> 
     assert pool.describe().name == "of a group"
 
 
-def test_nodes_that_did_not_come_are_not_waited_for_again() -> None:
+def test_nodes_that_did_not_come_are_not_waited_for_again(tmp_path: Path) -> None:
     Absent.tries = []
-    pool = GroupPool(GroupNodes([DeviceSpec("cpu")]), MeasureSettings(), ExcludedDevices(None), Absent)
+    pool = GroupPool(GroupNodes([DeviceSpec("cpu")]), MeasureSettings(), ExcludedDevices(tmp_path), Absent)
     groups = [GroupSpec(ranks, nnodes=2) for ranks in (2, 4)] + [GroupSpec(1)]
     outcomes = [pool.run(Job("m", "m.py", "f", "hcom_allReduce_", {}, 1.0, spec)) for spec in groups]
     statuses = [outcome.status for outcome in outcomes]

@@ -14,7 +14,7 @@ from opatlas.run.devices.device import available_devices, kind_named
 from opatlas.run.group import GroupSpec
 from opatlas.run.instruments.instrument import MSPROF, MeasureSettings
 from opatlas.run.job import Job
-from opatlas.run.msprof_sessions import msprof_on_group
+from opatlas.run.msprof_sessions import MsprofBatches
 from opatlas.run.process.device_process import GroupProcess
 from opatlas.run.scheduler import Scheduler
 
@@ -30,7 +30,12 @@ def group(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     settings = MeasureSettings(repeat_count=5, instrument=request.param)
     group: Scheduler = GroupProcess(SPEC, DEVICES[:2], settings)
     if request.param == MSPROF:
-        group = msprof_on_group(SPEC, DEVICES[:2], settings, tmp_path_factory.mktemp("profiles"))
+        group = MsprofBatches(
+            lambda launcher: GroupProcess(SPEC, DEVICES[:2], settings, launcher=launcher),
+            settings,
+            tmp_path_factory.mktemp("profiles"),
+            SPEC,
+        )
     try:
         group.describe()
     except DeviceGone as error:

@@ -100,6 +100,14 @@ class ToySession(MsprofSession):
         return self._launched.pop(Path(), []), []
 
 
+class ToyBatches(MsprofBatches):
+    """Rows in profiling sessions of a toy."""
+
+    def __init__(self, toy: Toy) -> None:
+        super().__init__(lambda launcher: toy, MeasureSettings(), Path())
+        self._new_session = lambda: ToySession(toy)
+
+
 class ThreadDevice:
     """A device of a cluster that is a thread with a toy; its answers come as bytes, as those of an actor do."""
 
@@ -146,25 +154,27 @@ class OddLauncher:
         return [sys.executable, odd_device.__file__, fd, "does_what_its_size_says"]
 
 
-def _device_processes(is_gone: bool) -> Scheduler:
-    launcher = OddLauncher(is_gone)
-    return OnDevices(
-        [DeviceSpec("odd")], lambda spec: DeviceProcess(spec, MeasureSettings(), launcher), ExcludedDevices(None)
-    )
+def _device_processes(is_gone: bool, folder: Path) -> Scheduler:
+    launcher, excluded = OddLauncher(is_gone), ExcludedDevices(folder)
+    return OnDevices([DeviceSpec("odd")], lambda spec: DeviceProcess(spec, MeasureSettings(), launcher), excluded)
 
 
-def _groups(is_gone: bool) -> GroupPool:
+def _groups(is_gone: bool, folder: Path) -> GroupPool:
     nodes = GroupNodes([DeviceSpec("odd")])
-    return GroupPool(nodes, MeasureSettings(), ExcludedDevices(None), lambda *_: Toy(is_gone))
+    return GroupPool(nodes, MeasureSettings(), ExcludedDevices(folder), lambda *_: Toy(is_gone))
+
+
+def _cluster(is_gone: bool, folder: Path) -> SingleOrGroup:
+    return SingleOrGroup(Dealer([ThreadDevice(Toy(is_gone))], print), _groups(is_gone, folder))
 
 
 #: Makes each scheduler, with a device or with one that is gone.
-SCHEDULERS: dict[str, Callable[[bool], Scheduler]] = {
-    "in this process": lambda is_gone: InThisProcess(Toy(is_gone)),
+SCHEDULERS: dict[str, Callable[[bool, Path], Scheduler]] = {
+    "in this process": lambda is_gone, _: InThisProcess(Toy(is_gone)),
     "device processes": _device_processes,
     "groups": _groups,
-    "msprof": lambda is_gone: MsprofBatches(lambda: ToySession(Toy(is_gone))),
-    "cluster": lambda is_gone: SingleOrGroup(Dealer([ThreadDevice(Toy(is_gone))], print), _groups(is_gone)),
+    "msprof": lambda is_gone, _: ToyBatches(Toy(is_gone)),
+    "cluster": _cluster,
 }
 
 
@@ -176,8 +186,8 @@ def name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 
 
 @pytest.fixture
-def scheduler(name: str) -> Iterator[Scheduler]:
-    made = SCHEDULERS[name](False)
+def scheduler(name: str, tmp_path: Path) -> Iterator[Scheduler]:
+    made = SCHEDULERS[name](False, tmp_path)
     yield made
     made.close()
 
@@ -263,8 +273,8 @@ def test_an_interrupted_wait_is_not_answered_to_the_next_job(scheduler: Schedule
     assert sample(scheduler.run(after)) == 3
 
 
-def test_without_a_device_no_outcome_is_invented(name: str, group: GroupSpec) -> None:
-    scheduler = SCHEDULERS[name](True)
+def test_without_a_device_no_outcome_is_invented(name: str, group: GroupSpec, tmp_path: Path) -> None:
+    scheduler = SCHEDULERS[name](True, tmp_path)
     (job,) = jobs(1, group=group)
     if name == "groups":
         # Another group may start.

@@ -17,7 +17,6 @@ from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 import numpy as np
-from msgspec import Meta
 
 from opatlas.data.csv_files import read_table
 from opatlas.data.database import Database
@@ -37,7 +36,7 @@ _KINDS = {False: "kernels", True: "messages"}
 #: The pattern that every kernel type and every row matches.
 ANY = "*"
 _LARGEST_BYTES = 4 << 20
-_Text = Annotated[str, Meta(min_length=1)]
+_Text = Annotated[str, msgspec.Meta(min_length=1)]
 
 
 @dataclass(frozen=True)
@@ -181,12 +180,12 @@ class KnownFinding(msgspec.Struct, forbid_unknown_fields=True):
         number: of the entry in the file, from 1.
     """
 
-    checks: Annotated[list[_Text], Meta(min_length=1)]
+    checks: Annotated[list[_Text], msgspec.Meta(min_length=1)]
     reason: _Text
     date: datetime.date
     kernel_type: _Text = ANY
     row: _Text = ANY
-    most: Annotated[int, Meta(ge=1)] | None = None
+    most: Annotated[int, msgspec.Meta(ge=1)] | None = None
     number: int = 0
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,13 +20,12 @@ from opatlas.row.columns import BASE, INPUT_SHAPES
 from opatlas.row.communication import is_communication
 from opatlas.row.location import meant_device, named_folder
 from opatlas.show.parameters import Count, reads
-from opatlas.show.result import Column, Fields, Part, Result, Table
+from opatlas.show.result import Column, Fields, Result, Table
 from opatlas.show.site.pages import ReportPage
 from opatlas.show.site.rows import columns_of
 
 from . import shown as show
-from .diagnosis import Diagnosis
-from .diagnosis import diagnose as read_diagnosis
+from .diagnosis import Diagnosis, diagnose as read_diagnosis
 from .kernels import CALL_US, LAUNCHES, ROW, KernelLines, row_lines
 from .peaks import read_peaks
 from .verdicts import verdict_rules
@@ -80,13 +79,13 @@ def diagnose(
         _refuse(others, "takes no effect with --superkernel")
         return _scopes(path, against)
     if against is not None:
-        _refuse({"--output": output, **of_model}, "asks about one diagnosis, and --against compares two")
+        _refuse({"--row": row, "--output": output, **of_model}, "asks about one diagnosis, and --against compares two")
     if output is None:
         _refuse(of_model, "is about a question to a model: give --output DIR, too, or")
     given = read_peaks(peaks) if peaks else None
     found = read_diagnosis(path, given)
     if against is not None:
-        return comparison_result(read_diagnosis(against, given), found, row)
+        return comparison_result(read_diagnosis(against, given), found)
     problems = list(found.table.problems)
     if row is None and output is None:
         return Result(list(show.diagnosis_parts(found)), show.diagnosis_as_json(found), problems)
@@ -125,8 +124,8 @@ _VERDICT = "verdict"
 _RATIOS = ("_ratio", "_rate", "(%)")
 
 
-def comparison_result(old: Diagnosis, new: Diagnosis, row: int | None) -> Result:
-    """Returns what changed; with `row` all counters of one kernel. Raises UsageError for a kernel that is not there.
+def comparison_result(old: Diagnosis, new: Diagnosis) -> Result:
+    """Returns what changed; the JSON has all counters.
 
     Kernels are the same where type, shapes, dtypes and formats are, or the row's id. Durations and counters are means
     of the launches, verdicts those of the longest launch; None if none holds. The largest change of time is first.
@@ -162,33 +161,20 @@ def comparison_result(old: Diagnosis, new: Diagnosis, row: int | None) -> Result
                 ratios.append((rank, name, was, now))
     content = {"only_old": len(before) - len(both), "only_new": len(after) - len(both), "kernels": kernels}
     problems = [*old.table.problems, *new.table.problems]
-    parts: list[Part]
-    if row is not None:
-        parts = [*_changed_parts(show.chosen(kernels, row))]
-    else:
-        facts = {
-            "old": str(old.table.place),
-            "new": str(new.table.place),
-            "kernels in both": len(kernels),
-            "with another verdict": sum(each["old_verdict"] != each["new_verdict"] for each in kernels),
-            "only in old": content["only_old"],
-            "only in new": content["only_new"],
-        }
-        times = ("old(us)", "new(us)", Column("speed-up", ratio))
-        columns = ("#", "kernel type", show.SHAPES, *times, "old verdict", "new verdict")
-        cells = ("rank", "kernel_type", "shapes", "old_us", "new_us", "speed_up", "old_verdict", "new_verdict")
-        shown = [tuple(each[name] for name in cells) for each in kernels]
-        parts = [Fields(facts), Table(columns, shown, "largest changes")]
-        parts.append(Table(("#", "counter", "old", "new"), ratios, "counters that changed"))
-    return Result(parts, content, problems)
-
-
-def _changed_parts(kernel: Mapping[str, Any]) -> Iterator[Part]:
-    told = {name: kernel[name] for name in ("shapes", "old_verdict", "new_verdict")}
-    yield Fields(told, title=f"{kernel['rank']} {kernel['kernel_type']}")
-    values = {"Duration(us)": (kernel["old_us"], kernel["new_us"]), **kernel["counters"]}
-    rows = [(name, was, now, now / was if was else None) for name, (was, now) in values.items()]
-    yield Table(("counter", "old", "new", Column("new / old", ratio)), rows)
+    facts = {
+        "old": str(old.table.place),
+        "new": str(new.table.place),
+        "kernels in both": len(kernels),
+        "with another verdict": sum(each["old_verdict"] != each["new_verdict"] for each in kernels),
+        "only in old": content["only_old"],
+        "only in new": content["only_new"],
+    }
+    times = ("old(us)", "new(us)", Column("speed-up", ratio))
+    columns = ("#", "kernel type", show.SHAPES, *times, "old verdict", "new verdict")
+    cells = ("rank", "kernel_type", "shapes", "old_us", "new_us", "speed_up", "old_verdict", "new_verdict")
+    shown = [tuple(each[name] for name in cells) for each in kernels]
+    counters_changed = Table(("#", "counter", "old", "new"), ratios, "counters that changed")
+    return Result([Fields(facts), Table(columns, shown, "largest changes"), counters_changed], content, problems)
 
 
 def _by_kernel(diagnosis: Diagnosis, keys: list[str], counters: list[str]) -> pd.DataFrame:

@@ -10,6 +10,7 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -37,7 +38,7 @@ from opatlas.run.implementation import KernelSource, content_digest
 from opatlas.run.implementation_catalog import KERNEL, read_marks
 from opatlas.run.instruments.instrument import MSPROF, MeasureSettings
 from opatlas.run.job import Against, Job, RowOutcome
-from opatlas.run.msprof_sessions import msprof_on_device
+from opatlas.run.msprof_sessions import MsprofBatches
 from opatlas.run.process.device_process import DeviceProcess
 from opatlas.run.registry import replays_of_bench
 from opatlas.show.result import Column, Fields, Part, Table, text
@@ -160,9 +161,8 @@ class RowBench:
         self.device: DeviceSpec = available_devices(None)[0]
         settings, kind = MeasureSettings(), kind_named(self.device.kind)
         under_msprof = bool(kind.instruments) and kind.preferred_instrument(None) == MSPROF
-        self._scheduler = (
-            msprof_on_device(self.device, settings, folder) if under_msprof else DeviceProcess(self.device, settings)
-        )
+        process_of = partial(DeviceProcess, self.device, settings)
+        self._scheduler = MsprofBatches(process_of, settings, folder) if under_msprof else process_of()
         try:
             outcome = self._run(None)
             if outcome.measurement is None:

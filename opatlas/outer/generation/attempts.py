@@ -210,13 +210,7 @@ class RepairLoop:
     Attempts of a former session count: they are neither asked for nor judged again.
     """
 
-    def __init__(
-        self,
-        task: LoopTask,
-        prompts: LoopPrompts,
-        log: AttemptLog,
-        file: ModelsFile,
-    ) -> None:
+    def __init__(self, task: LoopTask, prompts: LoopPrompts, log: AttemptLog, file: ModelsFile) -> None:
         """Reads the attempts of former sessions; `file` has prices and limits.
 
         Raises:

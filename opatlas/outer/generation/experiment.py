@@ -300,7 +300,7 @@ ROUTED = "routed"
 class Strategy(Word):
     """Ways to choose models."""
 
-    BEST = "A"  # one model for all tasks: the named one, or that of the highest lower bound
+    BEST = "A"  # one model for all tasks, that of the highest lower bound
     CHEAPEST = "B"  # the model with the cheapest answers
     TABLE = "C"  # for each complexity the model of the highest lower bound
     ORACLE = "O"  # the cheapest model that passes, known in advance: the ceiling
@@ -368,12 +368,8 @@ class Selector:
         return [loop for task, loop in self._of[model].items() if complexity in (None, of[task]) and task != without]
 
 
-def strategy_results(experiment: Experiment, baseline: str = "") -> list[Figures]:
-    """Returns the figures of all strategies at the tasks that all models tried, with the tasks by the chosen model.
-
-    Args:
-        baseline: the model of Strategy.BEST; "" for the model that the other tasks choose.
-    """
+def strategy_results(experiment: Experiment) -> list[Figures]:
+    """Returns the figures of all strategies at the tasks that all models tried, with the tasks by the chosen model."""
     models = [model for model in experiment.models if model != ROUTED]
     outcomes, selector = experiment.outcomes, Selector(experiment)
     # The one with the cheapest answers, as the prices are known before any task is tried.
@@ -384,7 +380,7 @@ def strategy_results(experiment: Experiment, baseline: str = "") -> list[Figures
         return min(of, key=lambda model: (not final_attempt(of[model]).passed, *_spent(of[model])))
 
     model_of: dict[Strategy, Callable[[TaskName], str]] = {
-        Strategy.BEST: lambda task: baseline or selector.best(None, task),
+        Strategy.BEST: lambda task: selector.best(None, task),
         Strategy.CHEAPEST: lambda task: cheapest,
         Strategy.TABLE: lambda task: selector.best(experiment.complexities[task], task),
         Strategy.ORACLE: oracle,

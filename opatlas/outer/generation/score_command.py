@@ -18,7 +18,7 @@ from opatlas.formats import percent, ratio
 from opatlas.outer.judging.judgement import ErrorClass
 from opatlas.row.location import default_database_of
 from opatlas.show.result import Column, Fields, Part, Result, Table
-from opatlas.text import Word, suggest
+from opatlas.text import Word
 
 from . import experiment as achieved
 from .attempts import ModelAttempt
@@ -68,7 +68,7 @@ _COLUMNS: Mapping[str, Column] = {
 }
 
 
-def score(*paths: Annotated[Path, Parameter(name="PATH")], baseline: str = "") -> Result:
+def score(*paths: Annotated[Path, Parameter(name="PATH")]) -> Result:
     """Scores kernels: right cases and speed-ups of a suite, or what models that write kernels achieve.
 
     Exit status: 0 done; 1 a file could not be read; 2 wrong usage.
@@ -76,18 +76,17 @@ def score(*paths: Annotated[Path, Parameter(name="PATH")], baseline: str = "") -
     Args:
         paths: a database that a suite measured; or folders with attempts.jsonl, or above such, the oldest first: of a
             task that a model tried in several runs, the last run counts.
-        baseline: model of strategy A of an experiment (default: for each task the model that is best at the others).
     """
     if not paths:
         raise UsageError("give the database of a suite, or the folders of runs with models")
     for path in paths:
         expect_folder(path, "name the database of a suite, or the folder of a run with models")
     if any(_is_of_suite(path) for path in paths):
-        if len(paths) > 1 or baseline:
-            raise UsageError(f"{', '.join(map(str, paths))}: give the database of a suite alone, without --baseline")
+        if len(paths) > 1:
+            raise UsageError(f"{', '.join(map(str, paths))}: give the database of a suite alone")
         return _suite_result(paths[0])
     experiment = achieved.read_experiment(paths)
-    report = make_report(experiment, baseline)
+    report = make_report(experiment)
     return Result(list(_parts(experiment, report)), json=report_as_json(experiment, report))
 
 
@@ -139,20 +138,8 @@ def _is_of_suite(path: Path) -> bool:
 ExperimentReport = Mapping[str, Sequence[achieved.Figures]]
 
 
-def make_report(experiment: achieved.Experiment, baseline: str = "") -> ExperimentReport:
-    """Computes all tables.
-
-    Args:
-        baseline: the model of strategy A; "" for the model that the other tasks choose.
-
-    Raises:
-        UsageError: no attempt has the model `baseline`.
-    """
-    if baseline and baseline not in experiment.models:
-        raise UsageError(
-            f"--baseline {baseline}: no attempt has this model{suggest(baseline, experiment.models)}: give one of "
-            f"{', '.join(experiment.models)}"
-        )
+def make_report(experiment: achieved.Experiment) -> ExperimentReport:
+    """Computes all tables."""
     return {
         "task_sets": achieved.figures_by(experiment, "task_set", [*experiment.task_sets, None]),
         "complexities": achieved.figures_by(experiment, "complexity", sorted(set(experiment.complexities.values()))),
@@ -163,7 +150,7 @@ def make_report(experiment: achieved.Experiment, baseline: str = "") -> Experime
             *(achieved.figures(own, model) for model, own in experiment.by_model()),
         ],
         "selection": achieved.Selector(experiment).table(),
-        "strategies": achieved.strategy_results(experiment, baseline),
+        "strategies": achieved.strategy_results(experiment),
     }
 
 

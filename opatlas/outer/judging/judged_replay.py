@@ -56,11 +56,7 @@ _MEMORY_FACTOR = 6.0
 _WARM_UP_CALLS, _WARM_UP_S = 3, 0.2
 _LONGEST_TEXT = 4_000
 #: The status of a row, by class; `failed` for any other.
-_STATUS = {
-    ErrorClass.OOM: Status.OOM,
-    ErrorClass.TIMEOUT: Status.TIMEOUT,
-    ErrorClass.CRASH: Status.CRASHED,
-}
+_STATUS = {ErrorClass.OOM: Status.OOM, ErrorClass.TIMEOUT: Status.TIMEOUT, ErrorClass.CRASH: Status.CRASHED}
 
 
 class JudgedReplay(RowReplay, ABC):

@@ -183,11 +183,7 @@ _OF_TEXT = sum(each.error_class is ErrorClass.SYNTAX for each in RULES)
 
 
 def judge_source(
-    text: str,
-    path: Path,
-    *,
-    language: str = "",
-    helpers: Collection[str] = (),
+    text: str, path: Path, *, language: str = "", helpers: Collection[str] = ()
 ) -> tuple[Judgement | None, tuple[str, ...]]:
     """Returns the judgement of a candidate that fails a rule, else None; and its notes, one of a rule at most.
 
@@ -241,11 +237,7 @@ class CandidateSource:
     """
 
     def __init__(
-        self,
-        text: str,
-        name: str = "candidate",
-        asked: str = "",
-        helpers: frozenset[str] = frozenset(),
+        self, text: str, name: str = "candidate", asked: str = "", helpers: frozenset[str] = frozenset()
     ) -> None:
         self.asked, self.helpers = asked, helpers
         self.tree = ast.Module([], [])

@@ -163,9 +163,7 @@ def _recorded(info: Any, sample: Any) -> aten.Call | None:
 
 
 def list_cases(
-    device_kind: str,
-    operators: Sequence[str] = (),
-    tell: Callable[[float], object] = lambda share: None,
+    device_kind: str, operators: Sequence[str] = (), tell: Callable[[float], object] = lambda share: None
 ) -> Iterator[CaseRow]:
     """Yields the cases of operators.
 

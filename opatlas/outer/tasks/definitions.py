@@ -28,7 +28,7 @@ T = TypeVar("T")
 _DEFINITION, _DEFINITIONS = "definition.json", "definitions"
 _LARGEST_BYTES = 4 << 20
 #: The languages of solutions that are Python.
-_LANGUAGES = ("python", "pytorch", "torch", "triton")
+_LANGUAGES = ("python", "pytorch", "triton", "tilelang", "cute_dsl", "cutile", "cudnn_frontend")
 #: Random whole numbers lie between these.
 _LOW, _HIGH = -128, 128
 #: The task of a definition; names that begin with `_opatlas` are no reference's.
@@ -38,7 +38,7 @@ _TASK = """\
 
 import torch as _opatlas_torch
 
-from opatlas.outer.tasks.definitions import workload_inputs as _opatlas_inputs
+from opatlas.outer.tasks.definitions import workload_inputs as _opatlas_inputs, workload_outputs
 
 
 class Model(_opatlas_torch.nn.Module):
@@ -51,6 +51,10 @@ _OPATLAS_WORKLOADS = {workloads!r}
 
 def get_inputs_dyn_list():
     return [_opatlas_inputs(each, globals()) for each in _OPATLAS_WORKLOADS]
+
+
+def _opatlas_outputs(number):
+    return workload_outputs(_OPATLAS_WORKLOADS[number])
 """
 
 
@@ -71,6 +75,7 @@ class _Definition(msgspec.Struct):
     reference: str
     axes: dict[str, _Axis]
     inputs: dict[str, _Tensor]
+    outputs: dict[str, _Tensor] = {}
     name: str = ""
     custom_inputs_entrypoint: str | None = None
 
@@ -120,8 +125,12 @@ def read_solution(path: Path) -> Solution | None:
     return _decoded(text, Solution, path) if b'"sources"' in text and b'"entry_point"' in text else None
 
 
-def unpack_solution(path: Path, solution: Solution, folder: Path) -> tuple[Path, str]:
-    """Writes the sources of a solution into a new folder, and returns the one that is called, and its function.
+def unpack_solution(path: Path, solution: Solution, folder: Path) -> tuple[Path, str, Path, bool]:
+    """Writes the sources of a solution into a new folder.
+
+    Returns:
+        The source that is called, its function, the folder, and whether the function writes outputs that it gets after
+        the inputs.
 
     Raises:
         OpAtlasError: it cannot be judged; the message names the field, its value and the remedy.
@@ -131,7 +140,6 @@ def unpack_solution(path: Path, solution: Solution, folder: Path) -> tuple[Path,
     known = entry.endswith(".py") and entry in [source.path for source in solution.sources] and function.isidentifier()
     problems = {
         f"language {', '.join(others)}: only {', '.join(_LANGUAGES)} run here: compile it in Python": others,
-        "destination_passing_style true: return the results, and write false": spec.destination_passing_style,
         f"entry_point {spec.entry_point!r}: name a source and a function in it, as main.py::run": not known,
     }
     if problem := next((text for text, is_so in problems.items() if is_so), ""):
@@ -146,7 +154,7 @@ def unpack_solution(path: Path, solution: Solution, folder: Path) -> tuple[Path,
         except (OSError, ValueError) as error:
             problem = f"sources: path {source.path!r}: {error}: name a place in the folder of the solution"
             raise OpAtlasError(f"{path}: {problem}") from None
-    return folder / entry, function
+    return folder / entry, function, folder, spec.destination_passing_style
 
 
 def is_definition(path: Path) -> bool:
@@ -211,15 +219,20 @@ def _call(path: Path, definition: _Definition, workload: _Workload) -> dict[str,
     for name, axis in definition.axes.items():
         if axis.type == "expr":
             sizes[name] = _size(path, name, axis.expression, sizes)
+
+    def shape(tensor: _Tensor) -> list[int] | None:
+        if lacking := [axis for axis in tensor.shape or () if not (axis.isdecimal() or axis in sizes)]:
+            raise OpAtlasError(f"{_workloads(path)}: {workload.uuid}: axis {lacking[0]!r} has no value: add it")
+        return None if tensor.shape is None else [sizes[axis] if axis in sizes else int(axis) for axis in tensor.shape]
+
     inputs = {}
     for name, tensor in definition.inputs.items():
         given = workload.inputs.get(name, _Given("random"))
-        if lacking := [axis for axis in tensor.shape or () if axis not in sizes]:
-            raise OpAtlasError(f"{_workloads(path)}: {workload.uuid}: axis {lacking[0]!r} has no value: add it")
-        shape = None if tensor.shape is None else [sizes[axis] for axis in tensor.shape]
-        inputs[name] = (given.type, shape, tensor.dtype, given.value, given.path, given.tensor_key)
+        inputs[name] = (given.type, shape(tensor), tensor.dtype, given.value, given.path, given.tensor_key)
+    outputs = [(shape(tensor) or [], tensor.dtype) for tensor in definition.outputs.values()]
     scalars = {name: each.value for name, each in workload.inputs.items() if each.type == "scalar"}
-    return {"inputs": inputs, "custom": definition.custom_inputs_entrypoint, "known": {**sizes, **scalars}}
+    made_by, known = definition.custom_inputs_entrypoint, {**sizes, **scalars}
+    return {"inputs": inputs, "outputs": outputs, "custom": made_by, "known": known}
 
 
 def _size(path: Path, name: str, expression: str, sizes: Mapping[str, int]) -> int:
@@ -250,16 +263,33 @@ def workload_inputs(call: Mapping[str, Any], module: Mapping[str, Any]) -> list[
         if kind == "safetensors":
             found.append(_stored(Path(module["__file__"]), path, key))
         else:
-            found.append(made[name] if kind == "custom" else value if shape is None else _random(shape, dtype))
+            found.append(made[name] if kind == "custom" else value if kind == "scalar" else random_input(shape, dtype))
     return found
 
 
-def _random(shape: Sequence[int], name: str) -> Any:
+def workload_outputs(call: Mapping[str, Any]) -> list[Any]:
+    """Returns memory for the outputs of a workload, on torch's default device. Raises OpAtlasError for a dtype."""
     import torch
 
-    dtype = getattr(torch, name, None)
-    if dtype is None:
+    return [torch.empty(shape, dtype=_dtype(name)) for shape, name in call["outputs"]]
+
+
+def _dtype(name: str) -> Any:
+    import torch
+
+    found = getattr(torch, name, None)
+    if found is None:
         raise OpAtlasError(f"dtype {name}: torch {torch.__version__} has not got it")
+    return found
+
+
+def random_input(shape: Sequence[int] | None, name: str) -> Any:
+    """Returns a random tensor, normal or of whole numbers, in a dtype of a definition; a number if it has no shape."""
+    import torch
+
+    if shape is None:
+        return random_input((), name).item()
+    dtype = _dtype(name)
     if dtype.is_floating_point:
         return torch.randn(shape, dtype=torch.float32 if dtype.itemsize == 1 else dtype).to(dtype)
     low, high = (0, 2) if dtype is torch.bool else (_LOW, _HIGH)

@@ -6,6 +6,7 @@ A line of a trace is a workload of a definition, a solution, and its evaluation.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -97,13 +98,17 @@ def _evaluation(
     status = next((word for begin, word in _STATUS.items() if error_class.startswith(begin)), "RUNTIME_ERROR")
     us, reference_us = (valid_duration(each.get(MICROBENCH_MEDIAN, "")) for each in (cells, reference))
     performance = None
-    if status == "PASSED" and us is not None:
+    if status == "PASSED":
+        # The schema has no such status without a latency.
+        if us is None:
+            return None
         performance = {"latency_ms": us / 1e3}
         if reference_us is not None:
             performance |= {"reference_latency_ms": reference_us / 1e3, "speedup_factor": reference_us / us}
-    correctness = None
+    correctness, error = None, parse_real(cells.get(MAX_ERROR, ""))
     if status in ("PASSED", "INCORRECT_NUMERICAL"):
-        correctness = {"extra": {"error_of_allowed": parse_real(cells.get(MAX_ERROR, ""))}}
+        # JSON has no infinity.
+        correctness = {"extra": {"error_of_allowed": error if error is not None and math.isfinite(error) else None}}
     versions = {name: text for origin in run_origins(manifest) for name, text in origin.versions.items()}
     return {
         "status": status,

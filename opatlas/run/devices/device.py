@@ -6,7 +6,7 @@ import gc
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
@@ -281,8 +281,6 @@ class Device:
 
     def bounded_memory(self) -> AbstractContextManager[None]:
         """Returns a context in which an allocation beyond the available memory fails before the system kills."""
-        from contextlib import nullcontext
-
         return nullcontext()
 
     def locked(

@@ -16,8 +16,7 @@ from opatlas.errors import OpAtlasError
 from opatlas.row.errors import DeviceUnhealthy, ReplayError, Unsupported
 from opatlas.row.location import DEFAULT_NPU_DEVICE, NPU_DEVICES, UNNAMED_NPU, public_version
 from opatlas.row.versions import cann_version, package_version, same_release
-from opatlas.run.devices import device as base
-from opatlas.run.devices import npu_smi
+from opatlas.run.devices import device as base, npu_operators, npu_smi
 from opatlas.run.devices.npu_smi import Chip
 from opatlas.text import first_line
 
@@ -172,9 +171,7 @@ class Npu(base.DeviceKind):
         return f"{said}, which names no database: give --device ({' or '.join(names)}) or --database-path"
 
     def environment(self) -> Mapping[str, str]:
-        from opatlas.run.devices.npu_operators import operator_environment
-
-        return operator_environment()
+        return npu_operators.operator_environment()
 
     def driver_version(self) -> str | None:
         return npu_smi.driver_version()
@@ -192,9 +189,7 @@ class Npu(base.DeviceKind):
         return str(own._get_backend(torch.device(self.name)).get_hccl_comm_name(rank))
 
     def error_of(self, message: str) -> ReplayError | None:
-        from opatlas.run.devices.npu_operators import missing_kernel
-
-        return missing_kernel(message)
+        return npu_operators.missing_kernel(message)
 
 
 KIND = Npu()
@@ -251,8 +246,6 @@ class NpuDevice(base.Accelerator):
     def describe(self) -> base.DeviceDescription:
         import torch
 
-        from opatlas.run.devices import npu_operators
-
         said = npu_smi.query_chip(self._chip)
         facts: dict[str, str | int | float | None] = {
             "torch": str(torch.__version__),
@@ -286,9 +279,7 @@ class NpuDevice(base.Accelerator):
     def kernel(self, impl: Callable[..., Any], npu: str | None) -> Callable[..., Any]:
         if npu is None:
             raise Unsupported("the kernel has no call of its own on an NPU")
-        from opatlas.run.devices.npu_operators import load_npu_call
-
-        return load_npu_call(npu)
+        return npu_operators.load_npu_call(npu)
 
 
 def _expect_visible(npu: Any) -> None:

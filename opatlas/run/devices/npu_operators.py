@@ -8,7 +8,6 @@ names decides: a registered operator is run.
 
 from __future__ import annotations
 
-import importlib
 import operator
 import os
 import re
@@ -46,7 +45,7 @@ def _function(name: str, others: str = "") -> Callable[..., Any]:
 
     package, *path = name.split(".")
     try:
-        call: Callable[..., Any] = operator.attrgetter(".".join(path))(importlib.import_module(package))
+        call: Callable[..., Any] = operator.attrgetter(".".join(path))(import_module(package))
     except (ModuleNotFoundError, AttributeError) as error:
         raise Unsupported(f"{name} does not exist: {error}") from None
     return _adapt_to_version(name, call, others) if isinstance(call, torch._ops.OpOverloadPacket) else call

@@ -13,7 +13,6 @@ import os
 import signal
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -142,7 +141,7 @@ class Ranks:
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
         """A context in which the ranks run a job."""
-        with ExitStack() as stack:
+        with contextlib.ExitStack() as stack:
             for rank in self._ranks.values():
                 stack.enter_context(rank.used())
             yield
