@@ -199,6 +199,21 @@ def test_sparse_attention_score(row, replay, custom_opp):
     replay(impl.sparse_attention_score, *tensors, **call, inner_precise=4, expected=formulas.sparse_attention_score)
 
 
+@replays("_decode_index_score_kernel", npu="opatlas.bench.implementations.torch.index_block_scores")
+def test_index_block_scores(row, replay):
+    """Replays the scores by which MiniMax-M3 chooses blocks of keys; that of a query's own block is the largest.
+
+    Slots: queries (T, H, D), keys in pages (blocks, block size, D), block table, lengths.
+    """
+    row.expect_inputs(4)
+    layout = "tokens,heads,width; pages,page_size,width; sequences,blocks; sequences -> heads,tokens,blocks"
+    tokens, _, _, *cache, sequences, blocks = row.sizes(layout)
+    row.expect(sequences and not tokens % sequences, INPUT_SHAPES, "the sequences have unequally many queries")
+    _, keys, table = _sequences(row, tokens, cache, (sequences, blocks))
+    tensors = row.tensor(0, *fia.RANGE), row.tensor(1, *fia.RANGE), table, row.lengths(keys, host=False)
+    replay(impl.index_block_scores, *tensors, expected=formulas.index_block_scores)
+
+
 #: Keys of a block that native sparse attention chooses.
 _NSA_BLOCK = 64
 

@@ -7,8 +7,7 @@ from functools import lru_cache
 
 from opatlas.row.columns import EP_SIZE, INPUT_DTYPES, INPUT_SHAPES, OUTPUT_SHAPES
 from opatlas.row.errors import Unsupported
-from opatlas.run.inputs import experts as expert_rows
-from opatlas.run.inputs import shape_rules
+from opatlas.run.inputs import experts as expert_rows, shape_rules
 from opatlas.run.inputs.shape_rules import LARGEST, scale_range
 from opatlas.run.registry import replays
 

@@ -153,6 +153,16 @@ def test_gdn_gating(row, replay):
     replay(impl.gdn_gating, *tensors, expected=formulas.gdn_gating)
 
 
+@replays("kda_gate_fwd_kernel", npu="opatlas.bench.implementations.torch.kda_gate")
+def test_kda_gate(row, replay):
+    """Reads the slots A (heads), tokens (T, heads x features), bias; writes the decay of each feature."""
+    row.expect_inputs(3)
+    heads, _, features = row.sizes("heads; tokens,features; features -> tokens,features")
+    row.expect(heads and not features % heads, INPUT_SHAPES, f"{heads} heads do not divide {features} features")
+    tensors = (row.tensor(slot, low, high) for slot, (low, high) in enumerate(((-1, 2), (-4, 4), (-1, 1))))
+    replay(impl.kda_gate, *tensors, expected=formulas.kda_gate)
+
+
 @replays("_selective_scan_update_kernel", npu="opatlas.bench.implementations.torch.selective_state_update")
 def test_selective_state_update(row, replay):
     """Reads the slots states (places, heads, P, N), x (B, heads, P), dt, A, B and C (B, groups, N), D, bias, places."""

@@ -34,29 +34,22 @@ _MODULES = {
 __all__ = sorted(_MODULES)
 
 if TYPE_CHECKING:
-    from opatlas.ask.query.database import OpenDatabase as OpenDatabase
-    from opatlas.ask.query.database import open as open  # noqa: A004
-    from opatlas.ask.query.model_cost import ModelCost as ModelCost
-    from opatlas.ask.query.model_cost import PartCost as PartCost
-    from opatlas.ask.query.next_rows import NextRow as NextRow
-    from opatlas.ask.query.next_rows import NextRows as NextRows
-    from opatlas.ask.query.question import How as How
-    from opatlas.ask.query.question import NoAnswer as NoAnswer
-    from opatlas.ask.query.question import QueryResult as QueryResult
+    from opatlas.ask.query.database import (
+        OpenDatabase as OpenDatabase,
+        open as open,  # noqa: A004
+    )
+    from opatlas.ask.query.model_cost import ModelCost as ModelCost, PartCost as PartCost
+    from opatlas.ask.query.next_rows import NextRow as NextRow, NextRows as NextRows
+    from opatlas.ask.query.question import How as How, NoAnswer as NoAnswer, QueryResult as QueryResult
     from opatlas.data.database import Database as Database
     from opatlas.errors import OpAtlasError as OpAtlasError
     from opatlas.outer.suites.override import use as use
     from opatlas.row.errors import Unsupported as Unsupported
-    from opatlas.row.location import default_path as default_path
-    from opatlas.row.location import list_databases as list_databases
-    from opatlas.row.table import Row as Row
-    from opatlas.row.table import RowTable as RowTable
+    from opatlas.row.location import default_path as default_path, list_databases as list_databases
+    from opatlas.row.table import Row as Row, RowTable as RowTable
     from opatlas.row.versions import Versions as Versions
-    from opatlas.run.formula import per_element as per_element
-    from opatlas.run.formula import per_row as per_row
-    from opatlas.run.formula import pointwise as pointwise
-    from opatlas.run.implementation import Prepared as Prepared
-    from opatlas.run.implementation import implements as implements
+    from opatlas.run.formula import per_element as per_element, per_row as per_row, pointwise as pointwise
+    from opatlas.run.implementation import Prepared as Prepared, implements as implements
     from opatlas.run.registry import replays as replays
     from opatlas.theory.model_step import Step as Step
 

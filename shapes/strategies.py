@@ -6,8 +6,7 @@ import itertools
 from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 
-from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings, strategies as st
 from hypothesis.internal.conjecture import providers
 from hypothesis.strategies import SearchStrategy
 

@@ -49,26 +49,7 @@ def index_of(rows: Sequence[Sequence[int]], device: torch.device) -> Places:
 
 @parts()
 def fused_infer_attention_score(
-    draw: Draw,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    actual_seq_lengths: Sequence[int] | None = None,
-    actual_seq_lengths_kv: Sequence[int],
-    block_table: Tensor | None = None,
-    query_rope: Tensor | None = None,
-    key_rope: Tensor | None = None,
-    num_heads: int,
-    scale: float,
-    input_layout: str,
-    num_key_value_heads: int,
-    sparse_mode: int = 0,
-    block_size: int = 0,
-    softmax_lse_flag: bool = False,
-    pre_tokens: int = 0,
-    learnable_sink: Tensor | None = None,
-    **unused: Any,
+    draw: Draw, query: Tensor, key: Tensor, value: Tensor, *, num_heads: int, scale: float, **call: Any
 ) -> tuple[Part, ...]:
     """Computes attention; query i of S sees all T keys of its sequence, with sparse_mode 3 the first T - S + i + 1.
 
@@ -76,19 +57,22 @@ def fused_infer_attention_score(
     Head n shares the keys of head n // (heads / key heads). In pages, key j of sequence b lies in
     block table[b, j // block size], at offset j % block size.
     """
-    tnd = input_layout == "TND"
+    tnd, lengths, mode = call["input_layout"] == "TND", call["actual_seq_lengths_kv"], call.get("sparse_mode", 0)
+    names = ("block_table", "query_rope", "key_rope", "learnable_sink", "actual_seq_lengths")
+    block_table, query_rope, key_rope, sink, ends = (call.get(name) for name in names)
+    block_size, kv_heads = call.get("block_size", 0), call["num_key_value_heads"]
     length = 0 if tnd else query.shape[2]
     tokens = query.shape[0] if tnd else query.shape[0] * length
 
     def place_of(row: int) -> tuple[int, ...]:
         """Returns token, head, sequence, position in the sequence, key head, first key, and number of keys seen."""
         token, n = divmod(row, num_heads)
-        number, i, queries = _sequence(token, actual_seq_lengths if tnd else None, length)
-        first = actual_seq_lengths_kv[number - 1] if number and block_table is None else 0
-        kv = actual_seq_lengths_kv[number] - first
-        seen = kv - queries + i + 1 if sparse_mode else kv
-        cut = max(seen - pre_tokens - 1, 0) if sparse_mode == 4 else 0
-        return token, n, number, i, n // (num_heads // num_key_value_heads), first + cut, seen - cut
+        number, i, queries = _sequence(token, ends if tnd else None, length)
+        first = lengths[number - 1] if number and block_table is None else 0
+        kv = lengths[number] - first
+        seen = kv - queries + i + 1 if mode else kv
+        cut = max(seen - call["pre_tokens"] - 1, 0) if mode == 4 else 0
+        return token, n, number, i, n // (num_heads // kv_heads), first + cut, seen - cut
 
     def read(token: int, n: int, number: int, i: int, head: int, first: int, seen: int) -> Places:
         j = torch.arange(first, first + seen, device=query.device)
@@ -96,21 +80,21 @@ def fused_infer_attention_score(
         if block_table is not None:
             own = (block_table[number, j // block_size].long(), head, j % block_size)
         at = (token, n) if tnd else (number, n, i)
-        q, keys = query[at], _stored(key, own, num_key_value_heads)
+        q, keys = query[at], _stored(key, own, kv_heads)
         if query_rope is not None and key_rope is not None:
-            rope = _stored(key_rope, own, num_key_value_heads)
+            rope = _stored(key_rope, own, kv_heads)
             q, keys = torch.cat([q, query_rope[at]], dim=-1), torch.cat([keys, rope], dim=-1)
-        return q, keys, _stored(value, own, num_key_value_heads)
+        return q, keys, _stored(value, own, kv_heads)
 
-    width = value.shape[-1] // (num_key_value_heads if block_table is not None and value.dim() == 3 else 1)
-    rows = list(map(place_of, draw(tokens * num_heads, elements=width, terms=max(actual_seq_lengths_kv) * 2 * width)))
+    width = value.shape[-1] // (kv_heads if block_table is not None and value.dim() == 3 else 1)
+    rows = list(map(place_of, draw(tokens * num_heads, elements=width, terms=max(lengths) * 2 * width)))
     out, sums = attend(rows, scale, read)
     token, n, number, i = index_of([row[:4] for row in rows], query.device)
-    if learnable_sink is not None:
-        out = out / (1 + (learnable_sink[n].double() - sums).exp())[:, None]
+    if sink is not None:
+        out = out / (1 + (sink[n].double() - sums).exp())[:, None]
     where: Places = (token, n) if tnd else (n, number, i)
     found = Part(where, out, steps=_STEPS_OF_FP8 if key.dtype in FP8 else 1)
-    if not softmax_lse_flag:
+    if not call.get("softmax_lse_flag"):
         return (found,)
     return found, Part(where if tnd else (number, n, i), sums[:, None])
 
@@ -137,27 +121,14 @@ def _stored(cache: Tensor, own: tuple[Any, ...], heads: int) -> Tensor:
 
 @parts()
 def ring_mla(
-    draw: Draw,
-    q_nope: Tensor,
-    q_rope: Tensor,
-    k_nope: Tensor,
-    k_rope: Tensor,
-    value: Tensor,
-    mask: Tensor,
-    seqlen: Tensor,
-    head_num: int,
-    kv_head_num: int,
-    *,
-    pre_out: Tensor | None = None,
-    prev_lse: Tensor | None = None,
-    qk_scale: float,
-    mask_type: str,
-    **unused: Any,
+    draw: Draw, q_nope: Tensor, q_rope: Tensor, *others: Any, qk_scale: float, mask_type: str, **call: Any
 ) -> tuple[Part, ...]:
     """Computes o and l, the attention to the keys of this step, and merges o' and l' of an earlier step.
 
     L = ln(e^l + e^l'), O = e^(l - L) o + e^(l' - L) o' (Liu et al. 2023, ring attention).
     """
+    k_nope, k_rope, value, _, seqlen, head_num, kv_head_num = others
+    pre_out, prev_lse = call.get("pre_out"), call.get("prev_lse")
     lengths = seqlen.reshape(-1, seqlen.shape[-1]).tolist()
     spans: list[tuple[int, int]] = []
     start = 0
@@ -245,6 +216,21 @@ def sparse_attention_score(draw: Draw, query: Tensor, *tensors: Tensor, **call: 
     queries = [(b, kv - own + i + 1) for b, (own, kv) in enumerate(lengths) for i in range(own)]
     blocks = (chosen.transpose(0, 1), call["block_size"])
     return _over_blocks(draw, (query, (key,), value), blocks, queries, table, call["scale_value"])
+
+
+@parts()
+def index_block_scores(draw: Draw, query: Tensor, key: Tensor, table: Tensor, lengths: Tensor) -> tuple[Part, ...]:
+    """Computes max_j q . k_j over the keys of each block; the query's own has infinity (Lai et al. 2026)."""
+    (tokens, heads, width), size, own = query.shape, key.shape[1], len(query) // len(table)
+    found = torch.full((heads, tokens, table.shape[1]), -torch.inf, dtype=torch.float64, device=query.device)
+    numbers = draw(heads * tokens, elements=table.shape[1], terms=2 * table.shape[1] * size * width)
+    for h, t in (divmod(number, tokens) for number in numbers):
+        b, j = t // own, torch.arange(int(lengths[t // own]) - own + t % own + 1, device=query.device)
+        scores = (key[table[b, j // size].long(), j % size].double() * query[t, h].double()).sum(dim=-1)
+        found[h, t].scatter_reduce_(0, j // size, scores, "amax")
+        found[h, t, j[-1] // size] = torch.inf
+    at = index_of([divmod(number, tokens) for number in numbers], query.device)
+    return (Part(at, found[at]),)
 
 
 @parts()

@@ -21,39 +21,21 @@ def _sum_of_powers(out: Tensor, highest: Tensor, total: Tensor) -> Places:
 
 @parts(view=_sum_of_powers)
 def flash_attention_score(
-    draw: Draw,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    head_num: int,
-    input_layout: str,
-    atten_mask: Tensor | None = None,
-    scale: float,
-    **unused: Any,
+    draw: Draw, *tensors: Tensor, head_num: int, input_layout: str, scale: float, **call: Any
 ) -> tuple[Part, ...]:
     """Computes attention as in inference; with a mask, which is causal, query i sees keys 0 ... i."""
-    found, at, sums = _dense(draw, (query, key, value), head_num, input_layout, scale, atten_mask is not None)
+    found, at, sums = _dense(draw, tensors, head_num, input_layout, scale, call.get("atten_mask") is not None)
     statistics = Part(at, sums[:, None])
     return found, statistics, statistics
 
 
 @parts()
 def dense_attention(
-    draw: Draw,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    num_heads: int,
-    scale_value: float,
-    input_layout: str,
-    atten_mask: Tensor | None = None,
-    **unused: Any,
+    draw: Draw, *tensors: Tensor, num_heads: int, scale_value: float, input_layout: str, **call: Any
 ) -> tuple[Part, ...]:
     """Computes attention; with the mask of several queries, which is causal, the last query sees all keys."""
-    causal = atten_mask is not None and _sizes(query, key, num_heads, input_layout)[0][2] > 1
-    return _dense(draw, (query, key, value), num_heads, input_layout, scale_value, causal)[:1]
+    causal = call.get("atten_mask") is not None and _sizes(tensors[0], tensors[1], num_heads, input_layout)[0][2] > 1
+    return _dense(draw, tensors, num_heads, input_layout, scale_value, causal)[:1]
 
 
 def _dense(
@@ -78,36 +60,23 @@ def _dense(
 
 @parts()
 def flash_attention_grad(
-    draw: Draw,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    dy: Tensor,
-    *,
-    head_num: int,
-    input_layout: str,
-    atten_mask: Tensor | None = None,
-    softmax_max: Tensor,
-    softmax_sum: Tensor,
-    attention_in: Tensor,
-    scale_value: float,
-    **unused: Any,
+    draw: Draw, *tensors: Tensor, head_num: int, input_layout: str, scale_value: float, **call: Any
 ) -> tuple[Part, ...]:
     """Computes the gradients of queries, keys and values.
 
     With P_ij = e^(s_ij - max_i) / sum_i and dS_ij = P_ij (dy_i . v_j - dy_i . o_i): dq_i = scale sum_j dS_ij k_j,
     dk_j = scale sum_i dS_ij q_i, dv_j = sum_i P_ij dy_i, the last two over all heads that share the key.
     """
-    (batches, heads, queries, width), (kv_heads, keys) = _sizes(query, key, head_num, input_layout)
-    q, k, v, grad, out = (_by_heads(x, input_layout, width) for x in (query, key, value, dy, attention_in))
-    causal, group = atten_mask is not None, heads // kv_heads
+    (batches, heads, queries, width), (kv_heads, keys) = _sizes(tensors[0], tensors[1], head_num, input_layout)
+    q, k, v, grad, out = (_by_heads(x, input_layout, width) for x in (*tensors, call["attention_in"]))
+    causal, group, device = call.get("atten_mask") is not None, heads // kv_heads, q.device
 
     def shares_and_slopes(b: int, n: int, i: slice, j: slice) -> tuple[Tensor, Tensor]:
         """Returns P and dS of some queries and keys of a head."""
         own_q, own_grad, own_out = (x[b, n, i].double() for x in (q, grad, out))
         own_k, own_v = (x[b, n // group, j].double() for x in (k, v))
         scores = torch.einsum("id,jd->ij", own_q, own_k) * scale_value
-        highest, total = (x[b, n, i, 0, None].double() for x in (softmax_max, softmax_sum))
+        highest, total = (x[b, n, i, 0, None].double() for x in (call["softmax_max"], call["softmax_sum"]))
         shares = (scores - highest).exp() / total
         slopes = torch.einsum("id,jd->ij", own_grad, own_v) - (own_grad * own_out).sum(dim=-1, keepdim=True)
         return shares, shares * slopes
@@ -123,7 +92,7 @@ def flash_attention_grad(
     for row in draw(batches * kv_heads * keys, elements=width, terms=queries * group * 3 * width):
         b, h, j = _coordinates(row, kv_heads, keys)
         seeing = slice(j if causal else 0, queries)
-        of_key, of_value = torch.zeros(2, width, dtype=torch.float64, device=query.device)
+        of_key, of_value = torch.zeros(2, width, dtype=torch.float64, device=device)
         for n in range(h * group, (h + 1) * group):
             shares, slopes = shares_and_slopes(b, n, seeing, slice(j, j + 1))
             of_key += (slopes * q[b, n, seeing].double()).sum(dim=0) * scale_value
@@ -131,9 +100,9 @@ def flash_attention_grad(
         kv_rows.append((b, h, j))
         dk.append(of_key)
         dv.append(of_value)
-    written = _where(index_of(kv_rows, query.device), input_layout, width)
+    written = _where(index_of(kv_rows, device), input_layout, width)
     return (
-        Part(_where(index_of(rows, query.device), input_layout, width), torch.stack(dq)),
+        Part(_where(index_of(rows, device), input_layout, width), torch.stack(dq)),
         Part(written, torch.stack(dk)),
         Part(written, torch.stack(dv)),
     )

@@ -25,14 +25,7 @@ _PIECE = 1 << 21
 
 @per_element(terms=lambda x, weight, *_: weight[0].numel())
 def conv2d(
-    at: At,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
+    at: At, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, groups: int
 ) -> Tensor:
     """Computes y[n, o, i, j] as in the docstring of this file."""
     n, o, i, j = at

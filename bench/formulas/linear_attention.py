@@ -57,22 +57,13 @@ def _index(places: Sequence[tuple[int, int]], device: torch.device) -> At:
 
 @parts()
 def recurrent_gated_delta_rule(
-    draw: Draw,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    state: Tensor,
-    scale: float,
-    num_accepted_tokens: Tensor | None = None,
-    g: Tensor | None = None,
-    gk: Tensor | None = None,
-    **of_tokens: Tensor,
+    draw: Draw, query: Tensor, key: Tensor, value: Tensor, *, state: Tensor, scale: float, **of_tokens: Any
 ) -> tuple[Part, ...]:
     """Computes the delta rule token by token, and stores a state for each. Other states stay.
 
     A sequence begins with the state of its first token, or of the last one that was accepted.
     """
+    num_accepted_tokens, g, gk = (of_tokens.get(name) for name in ("num_accepted_tokens", "g", "gk"))
     beta, stored_in, own_lengths = (of_tokens[name] for name in ("beta", "ssm_state_indices", "actual_seq_lengths"))
     lengths = [length for length in own_lengths.tolist() if length]
 
@@ -114,19 +105,10 @@ def _of_prompts(
 
 @parts()
 def chunk_gated_delta_rule(
-    draw: Draw,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    beta: Tensor,
-    initial_state: Tensor,
-    actual_seq_lengths: Tensor,
-    scale: float,
-    g: Tensor,
+    draw: Draw, *tensors: Tensor, beta: Tensor, initial_state: Tensor, scale: float, g: Tensor, **of_npu: Any
 ) -> tuple[Part, ...]:
     """Computes the delta rule token by token, and the state after the last token of each sequence."""
-    at, found, states = _of_prompts(draw, (query, key, value, beta), initial_state, scale, g)
+    at, found, states = _of_prompts(draw, (*tensors, beta), initial_state, scale, g)
     return Part(at, found, steps=_STEPS_OF_CHUNKS), states
 
 
@@ -149,21 +131,13 @@ def mamba_chunk_scan(draw: Draw, *tensors: Tensor) -> tuple[Part, ...]:
 
 @parts()
 def causal_conv1d(
-    draw: Draw,
-    output: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    conv_state: Tensor,
-    bias_opt: Tensor | None,
-    query_start_loc_opt: Tensor,
-    cache_indices_opt: Tensor,
-    initial_state_mode_opt: Tensor | None,
-    *unused: object,
+    draw: Draw, output: Tensor, x: Tensor, weight: Tensor, conv_state: Tensor, bias_opt: Tensor | None, *others: Any
 ) -> tuple[Part, ...]:
     """Computes z / (1 + e^-z), z_t = b + sum_k w_k x_(t - K + 1 + k) for each feature; the state has x before x_0.
 
     Only a sequence whose mode is not 0 has such a state, others zeros.
     """
+    query_start_loc_opt, cache_indices_opt, initial_state_mode_opt, *_ = others
     starts, taps = query_start_loc_opt.tolist(), len(weight)
     at, outs = [], []
     for number in draw((len(starts) - 1) * x.shape[1], elements=starts[1], terms=starts[1] * taps):
@@ -193,21 +167,16 @@ def gdn_gating(a_log: Tensor, a: Tensor, b: Tensor, dt_bias: Tensor) -> tuple[Te
     return -a_log.exp() * (1 + (a + dt_bias).exp()).log(), 1 / (1 + (-b).exp())
 
 
+@per_row("f")
+def kda_gate(a_log: Tensor, f: Tensor, dt_bias: Tensor) -> Tensor:
+    """Returns the decay g = -e^A ln(1 + e^(f + bias)) of each feature of a head (Kimi Linear, Moonshot 2025)."""
+    return -(a_log.exp().repeat_interleave(f.shape[-1] // len(a_log))) * (1 + (f + dt_bias).exp()).log()
+
+
 @parts()
-def selective_state_update(
-    draw: Draw,
-    x: Tensor,
-    dt: Tensor,
-    decay: Tensor,
-    keys: Tensor,
-    queries: Tensor,
-    skip: Tensor,
-    dt_bias: Tensor,
-    state_batch_indices: Tensor,
-    *,
-    state: Tensor,
-) -> tuple[Part, ...]:
+def selective_state_update(draw: Draw, *tensors: Tensor, state: Tensor) -> tuple[Part, ...]:
     """Computes S = e^(d a) S + d x k^T, y = S q + D x; d = ln(1 + e^(dt + bias)), head by head (Dao and Gu 2024)."""
+    x, dt, decay, keys, queries, skip, dt_bias, state_batch_indices = tensors
     batch, heads, _ = x.shape
     numbers = draw(batch * heads, elements=state.shape[-2:].numel(), terms=2 * state.shape[-2:].numel())
     sequence, n = (torch.tensor(numbers, device=x.device) // heads, torch.tensor(numbers, device=x.device) % heads)

@@ -42,20 +42,13 @@ def batch_matmul_transpose(at: tuple[Tensor, ...], x: Tensor, weight: Tensor, re
 
 @per_element(terms=_common_length)
 def transpose_batch_matmul(
-    at: tuple[Tensor, ...],
-    input: Tensor,  # noqa: A002 (the call's name)
-    weight: Tensor,
-    *,
-    perm_x1: Sequence[int],
-    perm_x2: Sequence[int],
-    perm_y: Sequence[int],
-    batch_split_factor: int = 1,
+    at: At, *operands: Tensor, perm_x1: Any, perm_x2: Any, perm_y: Any, batch_split_factor: int = 1
 ) -> Tensor:
     """Computes y[m, b, n] = sum over k of x1[b, m, k] x2[b, k, n], of the permuted operands: aclnnTransposeBatchMatMul.
 
     batch_split_factor S cuts the product (M, B N) into S parts: (S, M, B N / S).
     """
-    x1, x2 = input.permute(*perm_x1), weight.permute(*perm_x2)
+    x1, x2 = operands[0].permute(*perm_x1), operands[1].permute(*perm_x2)
     if batch_split_factor > 1:
         part, m, column = at
         column = column + part * (x2.shape[0] * x2.shape[2] // batch_split_factor)
@@ -97,17 +90,7 @@ def steps_of_product(x: Tensor | Sequence[Tensor], *_: Any, output_dtype: torch.
 
 @per_element(terms=_common_length, steps=steps_of_product)
 def quant_matmul(
-    at: At,
-    x1: Tensor,
-    x2: Tensor,
-    scale: Tensor,
-    *,
-    offset: Tensor | None = None,
-    pertoken_scale: Tensor | None = None,
-    bias: Tensor | None = None,
-    group_sizes: Sequence[int] | None = None,
-    output_dtype: torch.dtype = torch.int8,
-    **unused: Any,
+    at: At, x1: Tensor, x2: Tensor, scale: Tensor, *, bias: Any = None, output_dtype: Any = torch.int8, **call: Any
 ) -> Tensor | Rounded:
     """Computes y[..., i, j] = `dequantize` of the sum over k of x1[..., i, k] x2[..., k, j], of INT8 or FP8.
 
@@ -115,6 +98,7 @@ def quant_matmul(
     of 32 (MX) or 16 numbers (NVFP4) along k: of x1[i, k] token[i, k / 32] x2[k, j] scale[k / 32, j].
     """
     *batch, i, j = at
+    offset, pertoken_scale, group_sizes = (call.get(name) for name in ("offset", "pertoken_scale", "group_sizes"))
     of_row, of_column = (*batch_places(batch, x1), i), (*batch_places(batch, x2), j)
     if group_sizes is not None and group_sizes[1] == 1:
         assert pertoken_scale is not None
@@ -191,12 +175,7 @@ def sum_of_blocks(a: Tensor, b: Tensor, token: Tensor, scale: Tensor) -> Tensor:
 
 
 def dequantize(
-    total: Tensor,
-    scale: Tensor | None,
-    offset: Tensor | None,
-    token: Tensor | None,
-    bias: Tensor | None,
-    dtype: torch.dtype,
+    total: Tensor, scale: Any, offset: Tensor | None, token: Tensor | None, bias: Tensor | None, dtype: torch.dtype
 ) -> Tensor | Rounded:
     """Returns (total + bias) scale token + offset for an INT32 bias, and total scale token + bias for a real bias.
 

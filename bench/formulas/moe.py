@@ -135,18 +135,7 @@ def moe_token_unpermute(at: At, permuted_tokens: Tensor, sorted_indices: Tensor,
 
 @per_element(terms=lambda x, *_, **__: x[0].shape[1], steps=steps_of_product)
 def grouped_matmul(
-    at: At,
-    x: Sequence[Tensor],
-    weight: Sequence[Tensor],
-    *,
-    bias: Sequence[Tensor] | None = None,
-    scale: Sequence[Tensor] | None = None,
-    per_token_scale: Sequence[Tensor] | None = None,
-    antiquant_scale: Sequence[Tensor] | None = None,
-    antiquant_offset: Sequence[Tensor] | None = None,
-    group_list: Tensor,
-    output_dtype: torch.dtype | None = None,
-    **unused: Any,
+    at: At, x: Sequence[Tensor], weight: Sequence[Tensor], *, group_list: Tensor, bias: Any = None, **call: Any
 ) -> Tensor | Rounded:
     """Computes y[i, j] = `dequantize` of the sum over k of x[i, k] w[e, k, j]; e is the first group that ends after i.
 
@@ -156,6 +145,9 @@ def grouped_matmul(
     Source: torch_npu.npu_grouped_matmul.
     """
     i, j = at
+    names = ("scale", "per_token_scale", "antiquant_scale", "antiquant_offset")
+    scale, per_token_scale, antiquant_scale, antiquant_offset = (call.get(name) for name in names)
+    output_dtype = call.get("output_dtype") or x[0].dtype
     e = torch.searchsorted(group_list, i, right=True)
     rows = elements(x[0], (i,))
     columns, offset = weight[0].mT, antiquant_offset[0] if antiquant_offset else None
@@ -164,13 +156,13 @@ def grouped_matmul(
     if scale is not None and scale[0].dim() == 3:
         assert per_token_scale is not None
         total = sum_of_blocks(rows, columns, per_token_scale[0][i], scale[0].mT[e, j // SCALE_BLOCK])
-        return dequantize(total, None, None, None, bias_of, output_dtype or x[0].dtype)
+        return dequantize(total, None, None, None, bias_of, output_dtype)
     scale_of = None if scale is None else scale[0][e, j]
     total = sum_of_products(rows, columns)
     if rows.is_floating_point() and rows.dtype not in FP8:
         return total if bias_of is None else total + to_float64(bias_of)
     token = None if per_token_scale is None else per_token_scale[0][i]
-    return dequantize(total, scale_of, None, token, bias_of, output_dtype or x[0].dtype)
+    return dequantize(total, scale_of, None, token, bias_of, output_dtype)
 
 
 @per_row("x", "x_scale", least=3)

@@ -83,47 +83,23 @@ def dropout_by_mask(at: At, x: Tensor, mask: Tensor, p: float) -> Tensor:
 
 @per_element()
 def adamw(
-    at: At,
-    parameters: Sequence[Tensor],
-    gradients: Sequence[Tensor],
-    first_moments: Sequence[Tensor],
-    second_moments: Sequence[Tensor],
-    largest_second_moments: Sequence[Tensor],
-    steps: Sequence[Tensor],
-    *,
-    lr: float,
-    beta1: float,
-    beta2: float,
-    weight_decay: float,
-    eps: float,
-    **_: Any,
+    at: At, *lists: Sequence[Tensor], lr: float, beta1: float, beta2: float, weight_decay: float, eps: float, **_: Any
 ) -> tuple[Tensor, ...]:
     """Computes m' = b1 m + (1 - b1) g, v' = b2 v + (1 - b2) g^2, and with the means m' / (1 - b1^t) and v' / (1 - b2^t)
 
     p' = p - lr (weight decay p + m mean / (sqrt(v mean) + eps)) (Loshchilov and Hutter 2019, algorithm 2).
     """
-    p, g, m, v = (to_float64(own[0][at]) for own in (parameters, gradients, first_moments, second_moments))
-    t = to_float64(steps[0]).to(torch.float64)
+    p, g, m, v = (to_float64(own[0][at]) for own in lists[:4])
+    t = to_float64(lists[5][0]).to(torch.float64)
     m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g * g
     direction = m / (1 - beta1**t) / ((v / (1 - beta2**t)) ** 0.5 + eps)
     return p - lr * (weight_decay * p + direction), m, v
 
 
 @per_element()
-def apply_adamw(
-    at: At,
-    beta1_power: float,
-    beta2_power: float,
-    lr: float,
-    weight_decay: float,
-    beta1: float,
-    beta2: float,
-    epsilon: float,
-    gradient: Tensor,
-    *_: Any,
-    out: Sequence[Tensor],
-) -> tuple[Tensor, ...]:
+def apply_adamw(at: At, *numbers: Any, out: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Returns `adamw` with the powers of the betas of the previous step (aclnnApplyAdamW)."""
+    beta1_power, beta2_power, lr, weight_decay, beta1, beta2, epsilon, gradient, *_ = numbers
     p, m, v, g = (to_float64(tensor[at]) for tensor in (*out, gradient))
     m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g * g
     direction = m / (1 - beta1_power * beta1) / ((v / (1 - beta2_power * beta2)) ** 0.5 + epsilon)

@@ -124,22 +124,14 @@ def swiglu(x: Tensor, dim: int) -> Tensor:
 
 @implements("ChunkGatedDeltaRule")
 def chunk_gated_delta_rule(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    beta: Tensor,
-    initial_state: Tensor,
-    actual_seq_lengths: Tensor,
-    scale: float,
-    g: Tensor,
+    *given: Tensor, beta: Tensor, initial_state: Tensor, scale: float, g: Tensor, **call: Any
 ) -> Prepared:
     """The kernels of flash-linear-attention, one after the other."""
     from flag_gems.fused.FLA import chunk_gated_delta_rule_fwd
 
-    expect_dtype(calls.HALF, query=query)
-    ends = torch.nn.functional.pad(actual_seq_lengths.cumsum(0), (1, 0))
-    tokens, state = [x[None] for x in (query, key, value, g, beta)], initial_state.mT.float().contiguous()
+    expect_dtype(calls.HALF, query=given[0])
+    ends = torch.nn.functional.pad(call["actual_seq_lengths"].cumsum(0), (1, 0))
+    tokens, state = [x[None] for x in (*given, g, beta)], initial_state.mT.float().contiguous()
     return Prepared(
         lambda: chunk_gated_delta_rule_fwd(*tokens, scale, state, True, ends),
         results=lambda found: (found[1][0], found[3].mT.to(initial_state.dtype)),

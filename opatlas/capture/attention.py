@@ -30,8 +30,7 @@ from opatlas.data.fold import TableFold
 from opatlas.errors import OpAtlasError, TableError, noted
 from opatlas.files import BROKEN_GZIP, open_stream
 from opatlas.grouping import positions_by_key
-from opatlas.row import attention as fia
-from opatlas.row import columns as col
+from opatlas.row import attention as fia, columns as col
 from opatlas.row.communication import row_kind
 from opatlas.row.signature import signatures_of
 from opatlas.row.table import RowTable

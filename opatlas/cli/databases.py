@@ -18,14 +18,12 @@ from cyclopts import Parameter
 
 from opatlas.capture.ingest import rebuild_profiling
 from opatlas.cli.app import held
-from opatlas.data.combine import CombineResult, CombineSources, open_sources, refuse_mixed
-from opatlas.data.combine import combine as combine_databases
+from opatlas.data.combine import CombineResult, CombineSources, combine as combine_databases, open_sources, refuse_mixed
 from opatlas.data.csv_files import not_writable
 from opatlas.data.database import Database, expect_tables
 from opatlas.data.log import COMBINE
 from opatlas.data.manifest import VERSION, RunFacts
-from opatlas.data.pool import PooledRow
-from opatlas.data.pool import pool as pool_runs
+from opatlas.data.pool import PooledRow, pool as pool_runs
 from opatlas.data.restore import clear_edited
 from opatlas.errors import OpAtlasError, UsageError, noted, usage_errors
 from opatlas.files import BROKEN_GZIP, read_file

@@ -14,8 +14,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from cyclopts import Parameter
 
-from opatlas.ask.query.database import OpenDatabase
-from opatlas.ask.query.database import open as open_database
+from opatlas.ask.query.database import OpenDatabase, open as open_database
 from opatlas.ask.query.model_cost import ModelCost, PartCost, PartField
 from opatlas.ask.query.next_rows import NextRows
 from opatlas.ask.query.question import How

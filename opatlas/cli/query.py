@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from opatlas.ask.query.database import OpenDatabase
-from opatlas.ask.query.database import open as open_database
+from opatlas.ask.query.database import OpenDatabase, open as open_database
 from opatlas.ask.query.implementation_answers import ANSWER_COLUMNS, COMPOSITION_WORDS
 from opatlas.ask.query.predictor import folder
 from opatlas.ask.query.question import How, QueryResult

@@ -191,7 +191,7 @@ def _column(words: Words, which: int) -> str:
 #: Kernels that read keys in pages; the lengths of the sequences say how many.
 _PAGED = frozenset(
     {"FusedInferAttentionScore", "LightningIndexer", "SparseFlashAttention"}
-    | {"NsaSelectedAttentionInfer", "SparseAttentionScore"}
+    | {"NsaSelectedAttentionInfer", "SparseAttentionScore", "_decode_index_score_kernel"}
 )
 
 

@@ -1,7 +1,8 @@
 """The sizes of a model, read from the config.json that is published with it.
 
-Only keys that are known to decide a call are read: those of the structs of model_kinds.py, and of `Latent`, `Indexer`
-and `DeltaNet`. A key that may decide a call and is not read is refused, so that no step is that of another model.
+Only keys that are known to decide a call are read: those of the structs of model_kinds.py, and of `Latent`, `Indexer`,
+`BlockIndexer` and `LinearAttention`. A key that may decide a call and is not read is refused, so that no step is that
+of another model.
 `ModelFacts.differs` lists the calls that are left out.
 """
 
@@ -17,33 +18,22 @@ import msgspec
 from msgspec import ValidationError
 
 from opatlas.text import suggest
-from opatlas.theory.model_kinds import (
-    CYCLE,
-    FULL,
-    LINEAR,
-    MODEL_KINDS,
-    MOE_WIDTH,
-    SLIDING,
-    TEXT_OF,
-    Cycle,
-    EveryKind,
-    Experts,
-    IndexedLayers,
-    LayerKinds,
-    ModelKind,
-    SharedKeys,
-    Stored,
-)
-from opatlas.theory.models import DeltaNet, Indexer, Latent, ModelFacts, RoutedExperts, TargetError
+from opatlas.theory import model_kinds
+from opatlas.theory.model_kinds import FULL, LINEAR, MLP, MODEL_KINDS, MOE, SLIDING, EveryKind, LayerKinds, ModelKind
+from opatlas.theory.model_parts import BlockIndexer, Indexer, Latent, LinearAttention, RoutedExperts
+from opatlas.theory.models import ModelFacts, TargetError
 
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 #: Other names of keys.
 _ALIASES = {
     **dict.fromkeys(("num_local_experts", "n_routed_experts"), "num_experts"),
-    **dict.fromkeys(("experts_per_token", "moe_topk"), "num_experts_per_tok"),
+    **dict.fromkeys(("experts_per_token", "num_experts_per_token", "moe_topk"), "num_experts_per_tok"),
     **dict.fromkeys(("num_mtp_layers", "mtp_num_hidden_layers", "num_mtp_modules"), "num_nextn_predict_layers"),
     "sliding_window_pattern": "full_attention_interval",
+    "num_shared_experts": "n_shared_experts",
+    "moe_router_activation_func": "scoring_func",
+    "model_max_length": "max_position_embeddings",
 }
 #: A key with one of these names may decide a call.
 _MAY_MATTER = re.compile(
@@ -55,10 +45,25 @@ _MAY_MATTER = re.compile(
 _MATTERS_NOT = frozenset(
     {
         *("model_type", "problem_type", "position_embedding_type", "rope_type", "ep_size", "chunk_size_feed_forward"),
-        *("n_group", "topk_group", "num_key_value_groups", "num_labels", "num_beams", "num_beam_groups"),
+        *(
+            "n_group",
+            "topk_group",
+            "num_key_value_groups",
+            "num_expert_group",
+            "num_labels",
+            "num_beams",
+            "num_beam_groups",
+        ),
         *("num_return_sequences", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "max_window_layers"),
         *("attention_dropout", "attn_implementation", "attn_pdrop", "attention_probs_dropout_prob"),
-        *("mamba_ssm_dtype", "mtp_transformer_layers", "mlp_intermediate_size", "use_routing_bias", "shared_moe_mode"),
+        *(
+            "mamba_ssm_dtype",
+            "mtp_transformer_layers",
+            "mlp_intermediate_size",
+            "use_routing_bias",
+            "shared_moe_mode",
+            "moe_renormalize",
+        ),
         *("moe_router_dtype", "moe_aux_loss_coef", "moe_router_enable_expert_bias", "experts_implementation"),
         *("index_share_for_mtp_iteration", "attn_output_gate", "rope_local_base_freq", "compression_config"),
     }
@@ -121,6 +126,7 @@ def read_config(name: str, content: Mapping[str, Any], given: str = "") -> Model
 def _facts(name: str, text: Mapping[str, Any], whole: Mapping[str, Any]) -> ModelFacts:
     """Raises ValidationError with the key, as all functions below."""
     kind = _kind(text.get("model_type") or whole.get("model_type"))
+    is_nested, text = text is not whole, dict(_flat(text, kind))
     keys = _keys(text, kind)
     base = msgspec.convert(keys, EveryKind)
     structs: list[type[msgspec.Struct]] = [EveryKind]
@@ -130,52 +136,59 @@ def _facts(name: str, text: Mapping[str, Any], whole: Mapping[str, Any]) -> Mode
         return msgspec.convert(keys, struct)
 
     layers, hidden, heads = base.num_hidden_layers, base.hidden_size, base.num_attention_heads
-    rotated = 0
-    cycle = part(Cycle).full_attention_interval if CYCLE in kind.defaults else 0
+    cycle = part(model_kinds.Cycle).full_attention_interval if model_kinds.CYCLE in kind.defaults else 0
     kinds = _kinds_of_layers(base, kind, cycle)
-    sliding = kinds.count(SLIDING)
+    sliding, alone = kinds.count(SLIDING), kinds.count(MLP) + kinds.count(MOE)
     if kind.attention == "shared":
         latent, indexer = None, None
-        shared = part(SharedKeys)
+        shared = part(model_kinds.SharedKeys)
         kv_heads, head_dim = shared.num_key_value_heads, _head_dim(shared, heads, hidden)
         rotated = _rotated(shared, head_dim, text)
     else:
         latent = part(Latent)
         kv_heads, head_dim = heads, latent.qk_nope_head_dim + latent.qk_rope_head_dim
-        indexer = _indexer(part(Indexer), part(IndexedLayers), layers) if kind.attention == "indexed" else None
-        _expect(latent.q_lora_rank or kind.attention == "latent", "q_lora_rank")
-    delta = msgspec.structs.replace(part(DeltaNet), layers=kinds.count(LINEAR)) if kind.other == LINEAR else None
-    experts = _experts(part(Experts), base, kind) if kind.width else None
+        rotated, is_indexed = latent.qk_rope_head_dim, kind.attention == "indexed"
+        indexer = _indexer(part(Indexer), part(model_kinds.IndexedLayers), layers) if is_indexed else None
+        _expect(latent.q_lora_rank or not is_indexed, "q_lora_rank")
+    own, blocks = None, None
+    if others := kinds.count(kind.other) if kind.other != SLIDING else 0:
+        if kind.other == model_kinds.BLOCKS:
+            blocks = msgspec.structs.replace(part(BlockIndexer), layers=others)
+        else:
+            own = msgspec.structs.replace(part(LinearAttention), layers=others, rule=kind.rule)
+    experts = _experts(part(model_kinds.Experts), base, kind, kinds) if kind.width else None
     sparse = experts.layers if experts is not None else 0
-    _expect(base.intermediate_size or sparse == layers, "intermediate_size")
+    _expect(base.intermediate_size or sparse == (alone or layers), "intermediate_size")
     biases = kind.biases if base.attention_bias else ()
-    differs = (*kind.differs, *_other_differences(base, kind, text is not whole, whole))
-    _expect_known_keys(text, {*kind.defaults, *(_OF_LATENT if latent else ()), *_names(structs)})
+    differs = (*kind.differs, *_other_differences(base, kind, is_nested, whole))
+    _expect_known_keys(text, {*kind.defaults, *kind.names, *(_OF_LATENT if latent else ()), *_names(structs)})
     return ModelFacts(
         name,
         layers,
         hidden,
-        base.intermediate_size if sparse < layers else 0,
+        base.intermediate_size if sparse < (alone or layers) else 0,
         heads,
         kv_heads,
         head_dim,
         base.vocab_size,
         head_norms=kind.head_norms or bool(keys.get("use_qk_norm")),
         joint_norms=base.qk_norm_type != "per_head",
-        rotated=rotated if rotated != head_dim else 0,
+        rotated=rotated if kind.rotates else 0,
         biases=(*biases, *(("gate_up", "down") if base.mlp_bias else ())),
         activation=kind.activation,
         post_norms=kind.post_norms,
         latent=latent,
         indexer=indexer,
+        blocks=blocks,
         experts=experts,
-        delta=delta if delta is not None and delta.layers else None,
+        linear_attention=own,
         sliding=(sliding, base.sliding_window if sliding else 0),
         gated_attention=kind.gated,
         tied=base.tie_word_embeddings,
         sinks=kind.sinks,
         differs=differs,
         positions=base.max_position_embeddings or ModelFacts.positions,
+        feed_forwards=alone,
         **_dtype((text, whole)),
     )
 
@@ -183,7 +196,7 @@ def _facts(name: str, text: Mapping[str, Any], whole: Mapping[str, Any]) -> Mode
 def _kind(model_type: object) -> ModelKind:
     if not isinstance(model_type, str):
         raise ValidationError("no key 'model_type': give the config.json of a model")
-    model_type = TEXT_OF.get(model_type, model_type)[:60]
+    model_type = model_kinds.TEXT_OF.get(model_type, model_type)[:60]
     if model_type not in MODEL_KINDS:
         raise ValidationError(
             f"model_type {model_type!r} is not known{suggest(model_type, MODEL_KINDS)}: give a model of one of "
@@ -192,14 +205,24 @@ def _kind(model_type: object) -> ModelKind:
     return MODEL_KINDS[model_type]
 
 
+def _flat(text: Mapping[str, Any], kind: ModelKind) -> Iterable[tuple[str, Any]]:
+    """Yields the keys of a configuration; those of one in it that the kind reads behind its own key and a dot."""
+    read = {key.partition(".")[0] for key in kind.names if "." in key}
+    for key, value in text.items():
+        if key in read and isinstance(value, dict):
+            yield from ((f"{key}.{inner}", each) for inner, each in value.items())
+        else:
+            yield key, value
+
+
 def _keys(text: Mapping[str, Any], kind: ModelKind) -> dict[str, Any]:
     """Returns the keys of a configuration and the defaults of its kind, each by one name. One with null is absent."""
     found: dict[str, Any] = {}
     for key, value in text.items():
-        own = _ALIASES.get(key, key)
-        if value is not None and found.get(own) is not None and found[own] != value:
-            raise ValidationError(f"{own} {found[own]} and {key} {value} differ: give one")
-        found[own] = value if value is not None else found.get(own)
+        for own in kind.names.get(key, [_ALIASES.get(key, key)]):
+            if value is not None and found.get(own) is not None and found[own] != value:
+                raise ValidationError(f"{own} {found[own]} and {key} {value} differ: give one")
+            found[own] = value if value is not None else found.get(own)
     for key, value in kind.defaults.items():
         found.setdefault(key, value)
     if found.get("num_key_value_heads") is None and kind.own_keys:
@@ -229,9 +252,14 @@ def _each_layer(key: str, kinds: LayerKinds, layers: int, known: Iterable[str]) 
 def _kinds_of_layers(base: EveryKind, kind: ModelKind, cycle: int) -> list[str]:
     """Returns the kind of each layer's attention. One layer of `cycle` has full attention."""
     layers, window = base.num_hidden_layers, base.sliding_window if base.use_sliding_window else 0
-    kinds = _each_layer("layer_types", base.layer_types, layers, {*_FULL_KINDS, SLIDING, kind.other})
+    known = {*_FULL_KINDS, SLIDING, kind.other, *kind.layer_names, *kind.layer_names.values()}
+    listed = base.layer_types or [
+        LINEAR if i + 1 in base.kda_layers else FULL for i in range(layers) if base.kda_layers
+    ]
+    kinds = [kind.layer_names.get(each, each) for each in _each_layer("layer_types", listed, layers, known)]
     if not kinds and cycle:
         kinds = [FULL if (i + 1) % cycle == 0 else kind.other for i in range(layers)]
+    _expect(len(kinds) or kind.other != LINEAR, "layer_types")
     kinds = kinds or [SLIDING if window and i >= base.max_window_layers else FULL for i in range(layers)]
     if SLIDING in kinds and not window:
         raise ValidationError("layer_types has sliding_attention, and sliding_window has no size: give one")
@@ -239,7 +267,7 @@ def _kinds_of_layers(base: EveryKind, kind: ModelKind, cycle: int) -> list[str]:
     return kinds
 
 
-def _head_dim(shared: SharedKeys, heads: int, hidden: int) -> int:
+def _head_dim(shared: model_kinds.SharedKeys, heads: int, hidden: int) -> int:
     if heads % shared.num_key_value_heads:
         problem = f"num_key_value_heads {shared.num_key_value_heads} does not divide num_attention_heads {heads}"
         raise ValidationError(problem)
@@ -248,7 +276,7 @@ def _head_dim(shared: SharedKeys, heads: int, hidden: int) -> int:
     return shared.head_dim or hidden // heads
 
 
-def _rotated(shared: SharedKeys, head_dim: int, text: Mapping[str, Any]) -> int:
+def _rotated(shared: model_kinds.SharedKeys, head_dim: int, text: Mapping[str, Any]) -> int:
     """Returns the features of a head that the rotary embedding rotates."""
     factor: Any = shared.partial_rotary_factor
     for nested in (text.get("rope_parameters"), text.get("rope_scaling")):
@@ -258,7 +286,7 @@ def _rotated(shared: SharedKeys, head_dim: int, text: Mapping[str, Any]) -> int:
     return shared.rotary_dim or int(head_dim * factor)
 
 
-def _indexer(indexer: Indexer, chosen: IndexedLayers, layers: int) -> Indexer:
+def _indexer(indexer: Indexer, chosen: model_kinds.IndexedLayers, layers: int) -> Indexer:
     known = ("full", "shared", "F", "S")
     kinds = _each_layer("indexer_types", chosen.indexer_types, layers, known)
     kinds = kinds or _each_layer("index_topk_pattern", chosen.index_topk_pattern, layers, known)
@@ -267,10 +295,14 @@ def _indexer(indexer: Indexer, chosen: IndexedLayers, layers: int) -> Indexer:
     return msgspec.structs.replace(indexer, layers=sum(kind in ("full", "F") for kind in kinds))
 
 
-def _experts(stated: Experts, base: EveryKind, kind: ModelKind) -> RoutedExperts | None:
+def _experts(stated: model_kinds.Experts, base: EveryKind, kind: ModelKind, own: list[str]) -> RoutedExperts | None:
     layers, count, top_k = base.num_hidden_layers, stated.num_experts, stated.num_experts_per_tok
-    kinds = _each_layer("mlp_layer_types", list(stated.mlp_layer_types), layers, ("dense", "sparse"))
-    if kinds:
+    listed = [("dense", "sparse")[each] for each in stated.moe_layer_freq] if stated.moe_layer_freq != 1 else []
+    kinds = _each_layer("mlp_layer_types", [*stated.mlp_layer_types] or [*listed], layers, ("dense", "sparse"))
+    if MLP in kind.layer_names.values():
+        sparse = own.count(MOE)
+        _expect(count or not sparse, "num_experts")
+    elif kinds:
         sparse = kinds.count("sparse")
     elif kind.sparse == "steps":
         step, dense = stated.decoder_sparse_step, stated.mlp_only_layers
@@ -279,7 +311,7 @@ def _experts(stated: Experts, base: EveryKind, kind: ModelKind) -> RoutedExperts
         sparse = max(layers - stated.first_k_dense_replace, 0) if kind.sparse == "later" else layers
     if not count or not sparse:
         return None
-    width = stated.moe_intermediate_size if kind.width == MOE_WIDTH else base.intermediate_size
+    width = stated.moe_intermediate_size if kind.width == model_kinds.MOE_WIDTH else base.intermediate_size
     _expect(width, kind.width)
     _expect(top_k, "num_experts_per_tok")
     if top_k > count:
@@ -287,14 +319,14 @@ def _experts(stated: Experts, base: EveryKind, kind: ModelKind) -> RoutedExperts
     gated = stated.shared_expert_intermediate_size
     shared = gated or stated.shared_intermediate_size or stated.n_shared_experts * width
     by_softmax = (stated.scoring_func or kind.scores) == "softmax"
-    return RoutedExperts(count, width, top_k, sparse, shared, shared_gate=bool(gated), by_softmax=by_softmax)
+    return RoutedExperts(count, width, top_k, sparse, shared, bool(gated), stated.routed_latent_size, by_softmax)
 
 
 def _other_differences(base: EveryKind, kind: ModelKind, nested: bool, whole: Mapping[str, Any]) -> Iterable[str]:
     """Yields further parts of a model that its calls leave out, or have in another way."""
     act = base.mlp_hidden_act or base.hidden_activation or base.hidden_act
-    if act == "relu2":
-        raise ValidationError("the activation relu2 has no gate, which no calls are known of")
+    if (act == "relu2") != (kind.activation == "Relu2"):
+        raise ValidationError(f"the activation {act[:60]} is not that of its kind: no calls of it are known")
     if act not in ("silu", "swish") and kind.activation == "SwiGlu":
         yield f"{act[:60]} is answered as SwiGlu"
     for key in ("attn_logit_softcapping", "final_logit_softcapping"):
@@ -310,7 +342,7 @@ def _expect_known_keys(text: Mapping[str, Any], known: set[str]) -> None:
     for key, value in text.items():
         if not value or key.startswith("_") or key in _MATTERS_NOT or _ALIASES.get(key, key) in known:
             continue
-        if _MAY_MATTER.fullmatch(key):
+        if _MAY_MATTER.fullmatch(key.rpartition(".")[2]):
             raise ValidationError(f"{key} {json.dumps(value)[:60]} is not known: remove it if it decides no call")
 
 
@@ -322,7 +354,7 @@ def _dtype(places: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if isinstance(found, dict):
             found = {key: value for key, value in found.items() if value is not None}
             found |= inner if isinstance(inner := found.get("quantization"), dict) else {}
-        stated = msgspec.convert({"quantization_config": found}, Stored).quantization_config
+        stated = msgspec.convert({"quantization_config": found}, model_kinds.Stored).quantization_config
         dtype, words, bits = stated.dtype_and_weights()
         how = {"dtype": dtype, "stored": words, "stored_bits": bits, "cache_dtype": stated.cache_dtype()}
         return {**how, "scales": stated.scales() if dtype == "FLOAT8_E4M3FN" else ""}

@@ -13,12 +13,15 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from opatlas.theory.models import OptionalSize, Size
+from opatlas.theory.model_parts import OptionalSize, Size
+from opatlas.theory.models import Activation
 from opatlas.yaml_file import read_yaml
 
 _PATH = Path(import_module("opatlas.shapes").__path__[0], "model_kinds.yaml")
 
-FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
+FULL, SLIDING, LINEAR, BLOCKS = "full_attention", "sliding_attention", "linear_attention", "minimax_m3_sparse"
+#: Layers that are a feed-forward network alone, of which the second kind has experts.
+MLP, MOE = "mlp", "moe"
 #: The kind of each layer: a list, or a text with a letter for each.
 LayerKinds = list[str | int] | str
 
@@ -33,6 +36,7 @@ class EveryKind(msgspec.Struct):
     intermediate_size: OptionalSize = 0
     layer_types: LayerKinds = ""
     attn_type_list: LayerKinds = ""
+    kda_layers: list[int] = []
     sliding_window: OptionalSize = 0
     use_sliding_window: bool = True
     max_window_layers: OptionalSize = 0
@@ -80,11 +84,12 @@ class Experts(msgspec.Struct):
     shared_expert_intermediate_size: OptionalSize = 0
     shared_intermediate_size: OptionalSize = 0
     n_shared_experts: OptionalSize = 0
+    routed_latent_size: OptionalSize = 0
     mlp_layer_types: list[Literal["dense", "sparse"]] = []
     mlp_only_layers: list[int] = []
     first_k_dense_replace: OptionalSize = 0
     decoder_sparse_step: Size = 1
-    moe_layer_freq: Literal[1] = 1
+    moe_layer_freq: Literal[1] | list[Literal[0, 1]] = 1
     scoring_func: Literal["", "softmax", "sigmoid"] = ""
 
 
@@ -98,8 +103,13 @@ class ModelKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         scores: of experts, by their logits, where the file has no `scoring_func`; those by sigmoid have a bias.
         defaults: transformers' values of keys that a file may leave out. Other keys are required.
         head_norms: whether queries and keys are normalized. Otherwise the key `use_qk_norm` says so.
+        names: other names of keys, those of a nested configuration behind its own and a dot; none for a key without
+            a meaning for calls.
+        layer_names: other names of the kinds of layers.
         own_keys: whether each query has its own key where the file states no number of key heads.
         other: the kind of the layers without full attention.
+        rule: as of `LinearAttention`.
+        rotates: whether queries and keys are rotated.
         gated: whether the attention's output has a gate.
         biases: the roles of the weights that have a bias with `attention_bias`.
         activation, post_norms, sinks: as of `ModelFacts`.
@@ -111,12 +121,16 @@ class ModelKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sparse: Literal["all", "later", "steps"] = "all"
     scores: Literal["softmax", "sigmoid"] = "softmax"
     defaults: dict[str, Any] = {}
+    names: dict[str, list[str]] = {}
+    layer_names: dict[str, str] = {}
     head_norms: bool = False
     own_keys: bool = False
     other: str = SLIDING
+    rule: Literal["delta", "kimi", "mamba"] = "delta"
+    rotates: bool = True
     gated: bool = False
     biases: tuple[str, ...] = ("qkv", "o_proj", "q_a", "kv_a", "q_kv_a")
-    activation: Literal["SwiGlu", "GeGluV2", "ClippedSwiglu"] = "SwiGlu"
+    activation: Activation = "SwiGlu"
     post_norms: bool = False
     sinks: bool = False
     differs: tuple[str, ...] = ()
@@ -137,6 +151,7 @@ def _read_kinds() -> dict[str, ModelKind]:
 MODEL_KINDS: Mapping[str, ModelKind] = _read_kinds()
 #: Models of several modalities whose `text_config` may lack a `model_type`.
 TEXT_OF = {name: f"{name}_text" for name in ("gemma3", "qwen3_5", "qwen3_5_moe")} | {"kimi_k25": "kimi_k2"}
+TEXT_OF |= dict.fromkeys(("minimax_m3_vl", "minimax_m3_vl_text"), "minimax_m3")
 
 #: Modules by these names are in no quantized product of a step.
 _NEVER_QUANTIZED = re.compile(

@@ -244,21 +244,22 @@ def step_memory(model: ModelFacts, step: Step, device: int = 0) -> StepMemory:
     weights = _weight_bytes(model, step, 8 if dtype in QUANTIZED else 16, stage)
     known = known_dtype(cache_dtype(model, step, activation))
     assert known is not None
-    latent, indexer, delta, (sliding, window) = model.latent, model.indexer, model.delta, model.sliding
+    latent, indexer, own, (sliding, window) = model.latent, model.indexer, model.linear_attention, model.sliding
     if latent is not None:
         features = latent.kv_lora_rank + latent.qk_rope_head_dim
     else:
         features = 2 * model.kv_heads_on_device(step.tp) * model.head_dim
     of_token = features * (model.attention_layers - sliding) * known.bytes
-    of_token += indexer.index_head_dim * indexer.layers * known.bytes if indexer is not None else 0
+    for each in (indexer, model.blocks):
+        of_token += each.index_head_dim * each.layers * known.bytes if each is not None else 0
     tokens = sum(group.n * group.keys for group in groups)
     cache = of_token * tokens
     cache += features * sliding * known.bytes * sum(group.n * min(group.keys, window) for group in groups)
-    if delta is not None:
+    if own is not None:
         # The state in float32, and the inputs of the convolution.
-        of_layer = 4 * delta.values * delta.linear_key_head_dim
-        of_layer += 2 * (2 * delta.keys + delta.values) * (delta.linear_conv_kernel_dim - 1)
-        cache += of_layer // step.tp * delta.layers * sum(group.n for group in groups)
+        of_layer = 4 * own.values * own.linear_key_head_dim
+        of_layer += 2 * (2 * own.keys + own.values) * (own.linear_conv_kernel_dim - 1)
+        cache += of_layer // step.tp * own.layers * sum(group.n for group in groups)
     in_flight = stage * step.pp
     return StepMemory(
         weights,
@@ -286,7 +287,16 @@ def _weight_bytes(model: ModelFacts, step: Step, bits: float, stage: float) -> i
             in_layers += found * linear.calls
     if (experts := model.experts) is not None:
         devices = step.ep if step.ep > 1 else step.tp * step.replicas
-        in_layers += 3 * model.hidden * experts.width * experts.count / devices * experts.layers * of_experts / 8
+        in_layers += (
+            (2 + model.gates)
+            * (experts.latent or model.hidden)
+            * experts.width
+            * experts.count
+            / devices
+            * experts.layers
+            * of_experts
+            / 8
+        )
     # The first stage has the embedding, the last one the head.
     embedding = 0 if model.tied else 2 * model.vocab * model.hidden // step.tp
     return round(in_layers * stage + (outside + embedding if step.pp == 1 else max(outside, embedding)))
@@ -295,7 +305,7 @@ def _weight_bytes(model: ModelFacts, step: Step, bits: float, stage: float) -> i
 def _activation_bytes(model: ModelFacts, step: Step, tokens: int) -> int:
     """Returns the bytes of activations at their peak: the stream, its norm, and the largest part of a layer."""
     heads = model.heads + 2 * model.kv_heads if model.latent is None else 3 * model.heads
-    parts = [heads * model.head_dim // step.tp, 3 * model.intermediate // step.tp]
+    parts = [heads * model.head_dim // step.tp, (2 + model.gates) * model.intermediate // step.tp]
     if (experts := model.experts) is not None:
         width = experts.width if step.ep > 1 else experts.width // step.tp
         parts.append(experts.top_k * (2 * model.hidden + 3 * width) // (step.tp if step.ep > 1 else 1))

@@ -6,13 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import import_module
-from math import sqrt
-from statistics import NormalDist
-from typing import Annotated, Literal
-
-import msgspec
+from typing import Literal
 
 from opatlas.errors import UsageError
+from opatlas.theory.model_parts import BlockIndexer, Indexer, Latent, LinearAttention, RoutedExperts
 
 #: Engines pad the rows of the LM head to a multiple of this (vLLM's VocabParallelEmbedding).
 _VOCAB_MULTIPLE = 64
@@ -22,9 +19,7 @@ ACTIVATIONS = ("BF16", "FLOAT16")
 TP_SIZES = (1, 2, 4, 8, 16)
 EP_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
-#: A size of a model, and one that may be absent. No model has a larger one.
-Size = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
-OptionalSize = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
+Activation = Literal["SwiGlu", "GeGluV2", "ClippedSwiglu", "Relu2"]
 
 
 class TargetError(UsageError):
@@ -85,94 +80,6 @@ class Weight:
         return Linear(self.role, n, self.k, self.calls)
 
 
-class Latent(msgspec.Struct, frozen=True):
-    """Multi-head latent attention, by the keys of config.json: ranks of compressed tensors, and features of a head.
-
-    Attributes:
-        q_lora_rank: 0 where queries are not compressed.
-        qk_nope_head_dim, qk_rope_head_dim: features of a query or key without and with rotary embedding.
-    """
-
-    kv_lora_rank: Size
-    qk_nope_head_dim: Size
-    qk_rope_head_dim: Size
-    v_head_dim: Size
-    q_lora_rank: OptionalSize = 0
-
-
-class Indexer(msgspec.Struct, frozen=True):
-    """The heads with which sparse attention selects `index_topk` keys for each query, by the keys of config.json.
-
-    Attributes:
-        layers: the layers that select keys. The others take those of a layer before them.
-    """
-
-    index_n_heads: Size
-    index_head_dim: Size
-    index_topk: Size
-    layers: int = 0
-
-
-class DeltaNet(msgspec.Struct, frozen=True):
-    """Gated delta nets, which some layers have in place of attention, by the keys of config.json.
-
-    Attributes:
-        linear_conv_kernel_dim: tokens that the convolution before the delta rule sees.
-        layers: the layers with one.
-    """
-
-    linear_num_key_heads: Size
-    linear_num_value_heads: Size
-    linear_key_head_dim: Size
-    linear_value_head_dim: Size
-    linear_conv_kernel_dim: Size
-    layers: int = 0
-
-    @property
-    def keys(self) -> int:
-        """The features of all keys, and of all queries."""
-        return self.linear_num_key_heads * self.linear_key_head_dim
-
-    @property
-    def values(self) -> int:
-        """The features of all values."""
-        return self.linear_num_value_heads * self.linear_value_head_dim
-
-
-@dataclass(frozen=True)
-class RoutedExperts:
-    """The experts of mixture-of-experts layers.
-
-    Attributes:
-        count: routed experts.
-        width: intermediate features of each routed expert.
-        top_k: routed experts of each token.
-        layers: the layers with experts.
-        shared: intermediate features of the experts that process all tokens; 0 if there are none.
-        shared_gate: whether the output of these experts has a gate.
-        by_softmax: whether the scores of experts are a softmax of the logits; else sigmoids, chosen with a bias.
-    """
-
-    count: int
-    width: int
-    top_k: int
-    layers: int
-    shared: int = 0
-    shared_gate: bool = False
-    by_softmax: bool = False
-
-    def of_busiest(self, tokens: int, ep: int) -> tuple[int, int]:
-        """Returns the rows of that of `ep` devices which has most, and its experts with rows: medians, chosen randomly.
-
-        Args:
-            tokens: of all devices.
-        """
-        above, own = NormalDist().inv_cdf(0.5 ** (1 / ep)), self.count // ep
-        rows, some = tokens * self.top_k / ep, 1 - (1 - self.top_k / self.count) ** tokens
-        chosen = some * own + above * sqrt(some * own * (1 - some))
-        return round(rows + above * sqrt(rows * (1 - 1 / ep))), min(max(round(chosen), 1), own)
-
-
 @dataclass(frozen=True)
 class ModelFacts:
     """The architecture of a model.
@@ -187,11 +94,11 @@ class ModelFacts:
         vocab: rows of the embedding table and outputs of the LM head.
         head_norms: whether queries and keys are normalized, each head alone unless `joint_norms`.
         joint_norms: whether one norm is over all heads.
-        rotated: the features of a head that rotary embedding rotates; 0 for all.
+        rotated: the features of a head that rotary embedding rotates.
         biases: the roles of the weights with a bias.
-        activation: the kernel type of the feed-forward network's gate.
+        activation: the kernel type of the feed-forward network's gate; "Relu2" is the square of a ReLU, without a gate.
         post_norms: whether results of attention and feed-forward network are normalized, too; the embedding is scaled.
-        latent, indexer, experts, delta: None where the model does not have the part.
+        latent, indexer, blocks, experts, linear_attention: None where the model does not have the part.
         sliding: the layers whose queries see a window of keys, and its tokens.
         sinks: whether attention has one more score for each head, without a value.
         gated_attention: whether the output of attention is multiplied with a gate, which the queries' product computes.
@@ -203,6 +110,7 @@ class ModelFacts:
         cache_dtype: of keys and values in the cache; "" for that of activations.
         differs: the parts of the model that the calls leave out, or have in another way.
         positions: lines of the table of rotary embedding.
+        feed_forwards: layers that are a feed-forward network alone, others being none; 0 where each layer has one.
     """
 
     name: str
@@ -217,12 +125,13 @@ class ModelFacts:
     joint_norms: bool = False
     rotated: int = 0
     biases: tuple[str, ...] = ()
-    activation: Literal["SwiGlu", "GeGluV2", "ClippedSwiglu"] = "SwiGlu"
+    activation: Activation = "SwiGlu"
     post_norms: bool = False
     latent: Latent | None = None
     indexer: Indexer | None = None
+    blocks: BlockIndexer | None = None
     experts: RoutedExperts | None = None
-    delta: DeltaNet | None = None
+    linear_attention: LinearAttention | None = None
     sliding: tuple[int, int] = (0, 0)
     sinks: bool = False
     gated_attention: bool = False
@@ -234,16 +143,27 @@ class ModelFacts:
     cache_dtype: str = ""
     differs: tuple[str, ...] = ()
     positions: int = 40960
+    feed_forwards: int = 0
+
+    @property
+    def gates(self) -> bool:
+        """Whether feed-forward networks have a gate."""
+        return self.activation != "Relu2"
+
+    @property
+    def mixers(self) -> int:
+        """The number of layers with attention, or what takes its place."""
+        return self.layers - self.feed_forwards
 
     @property
     def attention_layers(self) -> int:
         """The number of layers with attention."""
-        return self.layers - (self.delta.layers if self.delta is not None else 0)
+        return self.mixers - (self.linear_attention.layers if self.linear_attention is not None else 0)
 
     @property
     def dense_layers(self) -> int:
         """The number of layers with a feed-forward network that all tokens pass alone."""
-        return self.layers - (self.experts.layers if self.experts is not None else 0)
+        return (self.feed_forwards or self.layers) - (self.experts.layers if self.experts is not None else 0)
 
     @cached_property
     def weights(self) -> tuple[Weight, ...]:
@@ -259,6 +179,9 @@ class ModelFacts:
             with_gate = queries * (2 if self.gated_attention else 1)
             yield Weight("qkv", (with_gate, kv, kv), hidden, "outputs", self.attention_layers, least=self.head_dim)
             yield Weight("o_proj", (hidden,), queries, "inputs", self.attention_layers)
+        if (blocks := self.blocks) is not None:
+            of_queries, width = blocks.index_n_heads * blocks.index_head_dim, blocks.index_head_dim
+            yield Weight("indexer_qk", (of_queries, width), hidden, "outputs", blocks.layers, least=width)
         if self.indexer is not None and self.latent is not None:
             of_queries = self.indexer.index_n_heads * self.indexer.index_head_dim
             yield Weight("indexer_q", (of_queries,), self.latent.q_lora_rank, "nothing", self.indexer.layers)
@@ -270,18 +193,21 @@ class ModelFacts:
             if experts.shared:
                 yield from self._feed_forward("shared_", experts.shared, experts.layers)
             yield Weight("router", (experts.count,), hidden, "nothing", experts.layers)
+            if experts.latent:
+                yield Weight("experts_in", (experts.latent,), hidden, "nothing", experts.layers)
+                yield Weight("experts_out", (hidden,), experts.latent, "nothing", experts.layers)
             if experts.shared and experts.shared_gate:
                 yield Weight("shared_expert_gate", (1,), hidden, "nothing", experts.layers)
-        if (delta := self.delta) is not None:
-            of_qkvz = (delta.keys, delta.keys, delta.values, delta.values)
-            yield Weight("in_proj_qkvz", of_qkvz, hidden, "outputs", delta.layers)
-            yield Weight("in_proj_ba", (delta.linear_num_value_heads,) * 2, hidden, "outputs", delta.layers)
-            yield Weight("out_proj", (hidden,), delta.values, "inputs", delta.layers)
+        if (own := self.linear_attention) is not None:
+            for role, parts, k in own.products:
+                yield Weight(role, parts, k or hidden, "nothing" if role.endswith("_a") else "outputs", own.layers)
+            yield Weight("out_proj", (hidden,), own.values, "inputs", own.layers)
         yield Weight("lm_head", (-(-self.vocab // _VOCAB_MULTIPLE) * _VOCAB_MULTIPLE,), hidden, "outputs")
 
     def _feed_forward(self, prefix: str, width: int, layers: int) -> Iterator[Weight]:
-        """Yields the fused gate and up projection, and the down projection."""
-        yield Weight(f"{prefix}gate_up", (width, width), self.hidden, "outputs", layers)
+        """Yields the fused gate and up projection, or the latter alone, and the down projection."""
+        fused = ("gate_up", (width, width)) if self.gates else ("up", (width,))
+        yield Weight(f"{prefix}{fused[0]}", fused[1], self.hidden, "outputs", layers)
         yield Weight(f"{prefix}down", (self.hidden,), width, "inputs", layers)
 
     def _latent_weights(self, latent: Latent) -> Iterator[Weight]:
@@ -329,7 +255,8 @@ class ModelFacts:
             tp
             for tp in wanted
             if not any(
-                heads % tp for heads in (self.heads, self.delta.linear_num_key_heads if self.delta is not None else tp)
+                heads % tp
+                for heads in (self.heads, self.linear_attention.linear_num_key_heads if self.linear_attention else tp)
             )
             and all(weight.on_device(tp) for weight in self.weights)
         )

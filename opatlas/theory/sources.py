@@ -100,7 +100,9 @@ def _combine(parts: Sequence[Shape]) -> Shape:
 
 
 #: Linear layers that engines do not quantize.
-NOT_QUANTIZED = frozenset({"lm_head", "router", "indexer_weights", "indexer_k", "shared_expert_gate", "in_proj_ba"})
+NOT_QUANTIZED = frozenset(
+    {"lm_head", "router", "indexer_weights", "indexer_k", "shared_expert_gate", "in_proj_ba", "in_proj_b"}
+)
 
 
 def _parts(model: ModelFacts, tp: int, lm_head: bool | None) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -112,14 +114,15 @@ def _parts(model: ModelFacts, tp: int, lm_head: bool | None) -> Iterator[tuple[s
     heads, kv_heads = model.heads // tp, model.kv_heads_on_device(tp)
     experts, latent, indexer = model.experts, model.latent, model.indexer
     yield "hidden widths norms", (model.hidden,)
+    gated = "gated widths" if model.gates else "widths"
     if model.intermediate:
-        yield "gated widths", (model.intermediate // tp,)
+        yield gated, (model.intermediate // tp,)
     if experts is not None:
         if experts.shared:
-            yield "gated widths", (experts.shared // tp,)
-        yield "gated widths", (experts.width,)
+            yield gated, (experts.shared // tp,)
+        yield gated, (experts.width,)
         scores = "softmax_router" if experts.by_softmax else "sigmoid_router"
-        yield f"router {scores}", (experts.count, experts.top_k, model.hidden)
+        yield f"router {scores}", (experts.count, experts.top_k, experts.latent or model.hidden)
     if model.head_norms and model.joint_norms:
         yield "norms", (heads * model.head_dim,)
         yield "norms", (kv_heads * model.head_dim,)
@@ -127,13 +130,13 @@ def _parts(model: ModelFacts, tp: int, lm_head: bool | None) -> Iterator[tuple[s
         yield "head_norms", (heads, model.head_dim)
         yield "head_norms", (kv_heads, model.head_dim)
     if latent is None:
-        rotated = model.rotated or model.head_dim
         yield f"attention{' sinks' if model.sinks else ''}", (heads, kv_heads, model.head_dim)
         if model.sliding[0]:
             windows = "sink_windows" if model.sinks else "windows"
             yield windows, (heads, kv_heads, model.head_dim, model.sliding[1] - 1)
-        yield "rotated", (heads, kv_heads, rotated)
-        yield "angles", (rotated,)
+        if model.rotated:
+            yield "rotated", (heads, kv_heads, model.rotated)
+            yield "angles", (model.rotated,)
         if model.gated_attention:
             yield "widths", (heads * model.head_dim,)
     else:
@@ -147,10 +150,13 @@ def _parts(model: ModelFacts, tp: int, lm_head: bool | None) -> Iterator[tuple[s
         if indexer is not None:
             yield "sparse", (heads, lora, rope, indexer.index_topk)
             yield "indexer", (indexer.index_n_heads, indexer.index_head_dim, indexer.index_topk)
-    if (delta := model.delta) is not None:
-        of_keys, of_values = delta.linear_num_key_heads // tp, delta.linear_num_value_heads // tp
-        widths = (delta.linear_key_head_dim, delta.linear_value_head_dim)
-        yield "delta", (of_keys, of_values // of_keys, *widths, delta.linear_conv_kernel_dim)
+    if (own := model.linear_attention) is not None:
+        yield f"convolutions {own.rule}", own.sizes(tp)
+        yield "gated_norms", own.norm(tp)
+    if (blocks := model.blocks) is not None:
+        of_index = max(blocks.index_n_heads // tp, 1)
+        yield "sparse_blocks", (heads, kv_heads, model.head_dim, blocks.index_topk_blocks)
+        yield "index_scores head_norms", (of_index, blocks.index_head_dim)
     yield "vocab", (model.vocab,)
     yield "embedding", (-(-model.vocab // tp), model.hidden)
 
@@ -177,13 +183,17 @@ SOURCES: Mapping[str, tuple[str, ...]] = {
     "angles": ("d",),
     "sparse": ("q", "lora", "rope", "top"),
     "indexer": ("q", "d", "top"),
-    "delta": ("q", "r", "d", "dv", "taps"),
+    **dict.fromkeys(("convolutions", "delta", "kimi", "mamba"), ("q", "r", "d", "dv", "taps")),
+    "gated_norms": ("q", "dv"),
+    "sparse_blocks": ("q", "kv", "d", "top"),
+    "index_scores": ("q", "d"),
     "vocab": ("vocab",),
     "embedding": ("vocab", "h"),
     **dict.fromkeys(_ROUTERS, ("e", "top", "h")),
     #: Experts on a device, their width, hidden, top_k, ep.
     "experts": ("e", "w", "h", "top", "ep"),
     "biased_experts": ("e", "w", "h", "top", "ep"),
+    "down_experts": ("e", "w", "h", "top", "ep"),
 }
 #: Sources whose parts every device has as a whole.
 _WHOLE = frozenset({"hidden", "norms", "latent_cache", "angles", "indexer", "vocab", *_ROUTERS})
@@ -191,10 +201,15 @@ _WHOLE = frozenset({"hidden", "norms", "latent_cache", "angles", "indexer", "voc
 
 def _sizes(source: str, model: ModelFacts, targets: Targets) -> Iterator[tuple[int, ...]]:
     """Yields the sizes that a model gives to a source, for each way to divide the model."""
-    if source == "experts" or (source == "biased_experts" and "experts_gate_up" in model.biases):
-        for count, width, ep in model.expert_shares(targets.tp_sizes, targets.ep_sizes):
+    if source.endswith("experts"):
+        has = {"experts": model.gates, "biased_experts": "experts_gate_up" in model.biases, "down_experts": True}
+        for count, width, ep in model.expert_shares(targets.tp_sizes, targets.ep_sizes) if has[source] else ():
             assert model.experts is not None
-            yield count, width, model.hidden, model.experts.top_k, ep
+            inner, top = model.experts.latent or model.hidden, model.experts.top_k
+            yield count, width, inner, top, ep
+            if not model.gates:
+                # The first product of an expert is the second one, turned round.
+                yield count, inner, width, top, ep
         return
     for tp in (1,) if source in _WHOLE else model.tp_sizes(targets.tp_sizes):
         yield from (sizes for sources, sizes in _parts(model, tp, targets.lm_head) if source in sources.split())

@@ -10,8 +10,7 @@ from unittest.mock import Mock
 import pytest
 from captures import launched, write_capture
 from checked import RUN, check_named, findings, message, product, write_database, write_manifest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from sessions import row
 
 from opatlas.ask.checks import CHECKS, duration_checks

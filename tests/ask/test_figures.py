@@ -6,8 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from compared import call, lost_call
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from opatlas.ask.compare.calls import RowCall
 from opatlas.ask.compare.comparison import FAST, DatabaseComparison, RivalFigures, compare_row

@@ -7,8 +7,7 @@ import math
 import numpy as np
 import pytest
 from false_steps import Values, draw, listed
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from opatlas.ask.compare.steps import (
     LEAST_RUNS,

@@ -11,8 +11,7 @@ from statistics import median
 
 import pytest
 from compared import call, lost_call
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 
 from opatlas.ask.compare.calls import (
     LEAST_SPREAD,

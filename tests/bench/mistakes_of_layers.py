@@ -98,6 +98,7 @@ _FP8_ROWS = "6,73 | DT_BF16 -> 6,73;6 | FLOAT8_{};FLOAT"
 _FP8_BLOCKS = "6,{0} | DT_BF16 -> 6,{0};6,{1} | FLOAT8_E4M3FN;FLOAT"
 
 KDA, MAMBA = "ChunkKdaFwd", "mamba_chunk_scan_combined_varlen"
+SCORES = "_decode_index_score_kernel"
 EXPAND, PREPARE = "expand_kernel", "prepare_inputs_padded_kernel"
 REJECT, RECOVER = "rejection_random_sample_kernel", "sample_recovered_tokens_kernel"
 _REJECT, _RECOVER = "rejection_random_sample", "sample_recovered_tokens"
@@ -174,6 +175,9 @@ MISTAKES: list[tuple[Any, ...]] = [
     (BLOCKS, "blocks of the next query", arguments(_BLOCKS, lambda *own: (*own[:3], own[3].roll(1, 1), own[4])), 0),
     (BLOCKS, "other pages", arguments(_BLOCKS, lambda *own: (*own[:4], own[4].flip(0))), 0),
     (BLOCKS, "the last block whole", keywords(_BLOCKS, actual_seq_lengths_kv=lambda kv: kv + 3), 0),
+    (SCORES, "other pages", lambda q, k, table, own: impl.index_block_scores(q, k, table.flip(-1), own), 0),
+    (SCORES, "the smallest", lambda q, *own: impl.index_block_scores(-q, *own), 0),
+    (SCORES, "a block less", lambda *own: impl.index_block_scores(*own[:3], own[3] - 8), 0),
     (SELECTED, "other blocks", arguments(_SELECTED, lambda *own: (*own[:3], own[3].roll(1, 0), *own[4:])), 0),
     (SELECTED, "blocks of half the size", arguments(_SELECTED, lambda *own: (*own[:7], own[7] // 2, *own[8:])), 0),
     (SELECTED, "one key more", keywords(_SELECTED, actual_seq_kvlen=lambda own: [kv + 1 for kv in own]), 0),
@@ -315,6 +319,9 @@ MISTAKES: list[tuple[Any, ...]] = [
         "sigmoid",
         lambda x, w, z, eps: impl.rms_norm(x, w, epsilon=eps)[0] * torch.sigmoid(z),
     ),
+    ("kda_gate_fwd_kernel", "no bias", lambda a_log, f, bias: impl.kda_gate(a_log, f, bias * 0)),
+    ("kda_gate_fwd_kernel", "other heads", lambda a_log, *own: impl.kda_gate(a_log.roll(1, 0), *own)),
+    ("kda_gate_fwd_kernel", "A itself", lambda a_log, *own: impl.kda_gate(a_log.exp(), *own)),
     ("fused_gdn_gating_kernel", "no bias", lambda a_log, a, b, bias: impl.gdn_gating(a_log, a, b, bias * 0)),
     ("fused_gdn_gating_kernel", "exchanged", lambda a_log, a, b, bias: impl.gdn_gating(a_log, b, a, bias)),
     ("fused_gdn_gating_kernel", "A itself", lambda a_log, *a: impl.gdn_gating(a_log.exp(), *a)),

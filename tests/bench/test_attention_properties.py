@@ -7,8 +7,7 @@ from itertools import accumulate
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from opatlas.bench import formulas
 from opatlas.bench.implementations import torch as impl
 

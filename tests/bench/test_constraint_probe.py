@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 from compared import write_tables
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from opatlas.data import log
 from opatlas.data.database import Database

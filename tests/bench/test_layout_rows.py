@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from captures import cells
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from opatlas.bench import formulas, test_movement
 from opatlas.bench.implementations import torch as impl
 from opatlas.bench.test_elementwise import test_muls as replay_muls

@@ -6,8 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from opatlas.bench import formulas
 from opatlas.bench.implementations import torch as impl
 from replaying import assert_wrong, replay_row, time_instead

@@ -8,8 +8,7 @@ from itertools import combinations, permutations, product
 import numpy
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from opatlas.run.inputs import shape_rules
 from opatlas.run.inputs.replay_row import ReplayRow

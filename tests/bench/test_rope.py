@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from opatlas.bench import formulas
 from opatlas.bench.implementations import torch as impl
 from replaying import replay_row, time_instead

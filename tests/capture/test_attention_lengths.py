@@ -13,8 +13,7 @@ import pytest
 from attention_calls import ATTENTION, DECODE, PACKED, attention, decode, packed
 from captures import KERNEL_DETAILS, table, write_capture
 from frames import rewrite
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from opatlas.capture.ingest import IngestRequest, ingest_captures
 from opatlas.capture.launches import SOURCE_PROFILE
@@ -34,8 +33,7 @@ from opatlas.row.columns import (
 )
 from opatlas.row.signature import signatures
 from opatlas.row.table import RowTable
-from opatlas.typed_json import DecodeError
-from opatlas.typed_json import decode as decode_json
+from opatlas.typed_json import DecodeError, decode as decode_json
 
 KV = "actual_seq_lengths_kv_values"
 CAPTURE = "capture/kernel_details.csv"

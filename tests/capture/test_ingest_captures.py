@@ -18,8 +18,7 @@ from captures import (
     summary_text,
     write_capture,
 )
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from printed import numbers_in
 
 from opatlas.capture import capture_reader as capture_module

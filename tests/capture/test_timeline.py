@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from ascend_databases import write_database
 from decode_timelines import decode_steps, launches_of
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from opatlas.capture.single_launches import Timeline
 from opatlas.outer.diagnosis.diagnosis import diagnose

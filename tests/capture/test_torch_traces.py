@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 from captures import table
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch_calls import BF16, I32, expect_replay, made, of_tokens, paged, ragged, tensor
 
 from opatlas.capture import torch_launches, torch_trace, traces

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 from captures import table
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from printed import numbers_by_line, numbers_in
 
 from opatlas.cli.app import run_tool

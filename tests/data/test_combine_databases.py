@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 from abs_rows import NEW, OLD, cells, contents, manifest, measured, read, record, write
-from captures import cells as captured_cells
-from captures import launched, table, write_capture
+from captures import cells as captured_cells, launched, table, write_capture
 from combining import apply
 
 from opatlas.cli.main import main

@@ -16,8 +16,7 @@ from opatlas.data.csv_files import text_table
 from opatlas.data.database import Database
 from opatlas.data.fold import TableFold
 from opatlas.data.manifest import RunOrder
-from opatlas.row.columns import AVERAGE, RUN_ID
-from opatlas.row.columns import PROFILING_AVERAGE as PROFILED
+from opatlas.row.columns import AVERAGE, PROFILING_AVERAGE as PROFILED, RUN_ID
 from opatlas.row.quality import valid_duration
 from opatlas.row.status import Status
 from opatlas.row.table import RowTable

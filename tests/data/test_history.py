@@ -12,8 +12,7 @@ from abs_rows import cells, read, record, write
 from folding import imported, killed, write_back_records
 
 from opatlas.cli.main import main
-from opatlas.data import journal
-from opatlas.data import log as history
+from opatlas.data import journal, log as history
 from opatlas.data.database import Database
 from opatlas.data.journal import JournalHeader
 from opatlas.data.write_back import recover, write_back

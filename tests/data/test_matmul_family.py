@@ -8,9 +8,7 @@ from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
-from abs_rows import V2, V3, read
-from abs_rows import product_record as record
-from abs_rows import write as write_rows
+from abs_rows import V2, V3, product_record as record, read, write as write_rows
 from captures import cells
 from folding import csvs, differences, killed, recovered, restored, session
 from hypothesis import given

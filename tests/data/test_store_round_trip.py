@@ -8,8 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from frames import write_frame
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from opatlas.data import csv_files as store
 from opatlas.data.csv_files import read_table, read_text_csv

@@ -22,8 +22,7 @@ from simulated_attempts import attempt, loop
 from opatlas.ask.checks import CHECKS
 from opatlas.ask.checks.check import KNOWN_FINDINGS, read_known
 from opatlas.capture.cases import Aggregate
-from opatlas.data import journal
-from opatlas.data import log as history
+from opatlas.data import journal, log as history
 from opatlas.data.csv_files import read_table, read_text_csv
 from opatlas.data.database import Database
 from opatlas.data.op_mapping import MAPPING

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from commands import as_json, run
 from compared import lost, measured, write_tables
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from simulated_attempts import attempt, loop, mixed_run, write_run
 
 from opatlas.errors import OpAtlasError

@@ -15,8 +15,7 @@ from decode_timelines import (
     decode_steps,
     write_timeline,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.outer.superkernel.advice import advise

@@ -7,8 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from opatlas.data.database import Database
 from opatlas.data.write_back import WriteBackResult, write_back

@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from opatlas.row.quality import NOISE_LIMIT, Quality, judge, relative_noise, typical_mean, without_outliers
 

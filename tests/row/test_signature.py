@@ -4,8 +4,7 @@ from hashlib import blake2b
 
 import pandas as pd
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from opatlas.row.columns import INPUT_SLOTS, OUTPUT_SLOTS
 from opatlas.row.signature import digest, kernel_types_meant, normalized_kernel_type, signature, signatures

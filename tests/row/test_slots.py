@@ -1,8 +1,7 @@
 """Slots: what shape, dtype and format cells say about each tensor; and types that a call may launch for another."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from opatlas.errors import CellError
 from opatlas.row.slots import Slot, base_type, parse_slots, siblings, slot_words

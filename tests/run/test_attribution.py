@@ -9,8 +9,7 @@ from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
-from captures import cells, write_capture
-from captures import launch as launch_line
+from captures import cells, launch as launch_line, write_capture
 from hypothesis import given
 
 from opatlas.capture.single_launches import Launch, read_launches

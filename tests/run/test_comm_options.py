@@ -12,8 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 from _pytest.config.argparsing import Parser
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from opatlas.plugins.settings import scope_of
 
 from opatlas.errors import OpAtlasError

@@ -7,8 +7,7 @@ import unittest
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from opatlas.bench import formulas
 from replaying import job_of, runner
 

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from opatlas.row import communication
 from opatlas.row.errors import InvalidRow, OutOfMemory, WrongResult

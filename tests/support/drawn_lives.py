@@ -10,8 +10,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 from abs_rows import cells, read, record, write
-from captures import cells as slot_cells
-from captures import launched, write_capture
+from captures import cells as slot_cells, launched, write_capture
 from folding import at, joined, killed, recovered, session
 
 from opatlas.capture.ingest import IngestRequest, ingest_captures

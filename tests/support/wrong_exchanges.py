@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from opatlas.bench.implementations import torch as impl
-from opatlas.bench.test_expert_parallel import test_moe_distribute_combine as replay_combine
-from opatlas.bench.test_expert_parallel import test_moe_distribute_dispatch as replay_dispatch
+from opatlas.bench.test_expert_parallel import (
+    test_moe_distribute_combine as replay_combine,
+    test_moe_distribute_dispatch as replay_dispatch,
+)
 
 from opatlas.run.group import GroupSpec
 from opatlas.run.registry import replays

@@ -17,7 +17,9 @@ from opatlas.theory.config_json import read_config
 from opatlas.theory.model_calls import model_calls
 from opatlas.theory.model_step import ModelCall, Step, step_memory
 from opatlas.theory.models import ModelFacts
+from opatlas.theory.sources import resolve_model
 
+MINIMAX_M3 = resolve_model("minimax-m3")
 MIXED = "60x1@4096+4x4@1000+1x2048@6144+2x512@512"
 KEYS = RUNTIME_PREFIX + "actual_seq_lengths_kv_values"
 
@@ -65,7 +67,11 @@ def test_latent_attention_of_a_mixed_step_absorbs_for_decoded_tokens_and_reads_t
     assert len(calls_of(DEEPSEEK_V3, "attention", sequences=MIXED)) == 4
 
 
-@pytest.mark.parametrize("model", [QWEN3_32B, DEEPSEEK_V3, GLM_5_1])
+@pytest.mark.parametrize(
+    "model",
+    [QWEN3_32B, DEEPSEEK_V3, GLM_5_1, *map(resolve_model, ("kimi-linear", "nemotron-3-nano", "minimax-m3"))],
+    ids=lambda model: model.name,
+)
 def test_each_call_of_a_mixed_step_is_a_row_that_can_be_replayed(
     model: ModelFacts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,6 +151,7 @@ def test_impossible_sequences_and_stages_are_refused(step: dict[str, Any]) -> No
         pytest.param(LLAMA_3_70B, {"dtype": "INT8", "cache_dtype": "FLOAT8_E4M3FN"}, 72.6e9, 80 * 2048, id="8 bit"),
         pytest.param(DEEPSEEK_V3, {}, 673e9, 61 * 576 * 2, id="published in FP8"),
         pytest.param(DEEPSEEK_V3, {"tp": 8, "ep": 32}, 23.8e9, 61 * 576 * 2, id="experts of 32 devices"),
+        pytest.param(MINIMAX_M3, {"tp": 4}, 2 * 428.8e9 / 4, 60 * 2 * 128 * 2 + 57 * 128 * 2, id="scores of blocks"),
         pytest.param(QWEN3_0_6B, {}, 2 * 0.596e9, 28 * 2 * 8 * 128 * 2, id="small"),
     ],
 )

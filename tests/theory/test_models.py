@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from opatlas.shapes.models import (
-    GLM_5_1,
-    GLM_5_2,
-)
-from tests_of_shapes import CONFIGS
+from opatlas.shapes.models import GLM_5_1, GLM_5_2
+from tests_of_shapes import CONFIGS, EXPERTS, FP8, SIZES, read
 
-from opatlas.errors import UsageError
 from opatlas.theory.model_calls import model_calls
-from opatlas.theory.model_step import ModelCall, step_dtype
+from opatlas.theory.model_step import ModelCall
 from opatlas.theory.models import TP_SIZES, ModelFacts, TargetError
-from opatlas.theory.sources import resolve_model, resolve_targets
+from opatlas.theory.sources import resolve_targets
 
-#: Sizes that every config.json states.
-SIZES: dict[str, Any] = {
-    "hidden_size": 256,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "vocab_size": 1024,
-    "intermediate_size": 512,
-}
-EXPERTS: dict[str, Any] = {"moe_intermediate_size": 64, "num_experts": 16, "num_experts_per_tok": 4}
 LATENT: dict[str, Any] = {
     "q_lora_rank": 64,
     "kv_lora_rank": 32,
@@ -48,7 +32,28 @@ GPT_OSS: dict[str, Any] = {
     "sliding_window": 128,
     "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]},
 }
-FP8: dict[str, Any] = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
+KIMI: dict[str, Any] = {
+    **LATENT,
+    "q_lora_rank": None,
+    "linear_attn_config": {"kda_layers": [1, 2, 3, 5, 6], "num_heads": 4, "head_dim": 16, "short_conv_kernel_size": 4},
+}
+BLOCKS: dict[str, Any] = {
+    "num_local_experts": 16,
+    "num_experts_per_tok": 4,
+    "dense_intermediate_size": 512,
+    "moe_layer_freq": [0, 0, *[1] * 6],
+    "sparse_attention_config": {"sparse_num_index_heads": 2, "sparse_attention_freq": [0, 0, 0, *[1] * 5]},
+}
+#: A layer is attention, Mamba2, or a feed-forward network.
+MAMBA: dict[str, Any] = {
+    **EXPERTS,
+    "hybrid_override_pattern": "M-M*EM*E",
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 16,
+    "n_groups": 2,
+    "moe_latent_size": 48,
+    "moe_shared_expert_intermediate_size": 96,
+}
 #: Keys of published files that decide no call.
 HARMLESS: dict[str, Any] = {
     "ep_size": 1,
@@ -71,16 +76,6 @@ HARMLESS: dict[str, Any] = {
     "pretraining_tp": 1,
     "use_cache": True,
 }
-
-
-def config_file(folder: Path, architecture: str, **numbers: Any) -> Path:
-    path = folder / "config.json"
-    path.write_text(json.dumps({"model_type": architecture, **numbers}))
-    return path
-
-
-def read(folder: Path, architecture: str, **numbers: Any) -> ModelFacts:
-    return resolve_model(str(config_file(folder, architecture, **numbers)))
 
 
 @pytest.mark.parametrize(
@@ -227,6 +222,16 @@ CALLED: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
         {**EXPERTS, "shared_expert_intermediate_size": 64},
         {"o_proj": 2, "cache": 2, "out_proj": 6, "delta_norm": 6, "attention_gate": 2, "shared_expert_gate": 8},
     ),
+    "Kimi's delta attention": (
+        "kimi_linear",
+        {**KIMI, "num_shared_experts": 1},
+        {"q": 3, "cache": 3, "in_proj_qkv": 5, "f_b": 5, "delta_gates": 5, "delta_rule": 5, "shared_act": 7, "down": 1},
+    ),
+    "blocks of keys": (
+        "minimax_m3",
+        BLOCKS,
+        {"attention": 3, "indexer": 5, "block_attention": 5, "rope": 8, "indexer_rope": 5, "down": 2, "router": 6},
+    ),
 }
 
 
@@ -238,6 +243,26 @@ def test_each_layer_calls_its_kernels(
     parts = by_part(found)
     assert {part: parts[part].calls_per_step for part in calls} == calls
     assert found.layers == parts["ffn_norm"].layers == 8
+
+
+def test_a_layer_may_be_a_feed_forward_network_alone(tmp_path: Path) -> None:
+    found = read(tmp_path, "nemotron_h", **SIZES, **MAMBA)
+    parts = by_part(found, tp=2)
+    wanted = {"attention_norm": 4, "qkv": 2, "mamba_rule": 3, "ffn_norm": 3, "up": 1, "experts_up": 2, "shared_up": 2}
+    assert {part: parts[part].calls_per_step for part in wanted} == wanted
+    assert not {"rope", "gate_up", "experts_gate_up"} & parts.keys()
+    collectives = {"attention_all_reduce": 5, "ffn_all_reduce": 1, "experts_all_reduce": 2}
+    assert {part: parts[part].calls_per_step for part in collectives} == collectives
+    # Experts see tokens of fewer features.
+    shapes = {
+        part: parts[part].cells["Input Shapes"] for part in ("experts_in", "permute", "experts_up", "experts_down")
+    }
+    assert shapes == {
+        "experts_in": "4,256;48,256",
+        "permute": "4,48;4,4",
+        "experts_up": "16,48;16,48,32;;;;;;16;",
+        "experts_down": "16,32;16,32,48;;;;;;16;",
+    }
 
 
 def test_equal_weights_of_two_kinds_of_layers_are_both_called(tmp_path: Path) -> None:
@@ -328,75 +353,23 @@ def test_calls_have_the_sizes_of_the_file(
     assert [f"{call.kernel_type} {call.cells['Input Shapes']}" for call in found if call.part == part] == calls
 
 
-def compressed(**weights: Any) -> dict[str, Any]:
-    group = {"weights": weights, "input_activations": {"num_bits": 8, "type": weights["type"]}}
-    return {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}, "ignore": ["lm_head"]}
-
-
-#: How a file says that weights are stored, the dtype of its step, and a word on them.
-STORED: dict[str, tuple[dict[str, Any], str, str]] = {
-    "nothing": ({}, "BF16", ""),
-    "float16": ({"torch_dtype": "float16"}, "FLOAT16", ""),
-    "float32": ({"dtype": "float32"}, "", "float32"),
-    "fp8": ({"quantization_config": FP8}, "FLOAT8_E4M3FN", "128x128"),
-    "fp8 of another kind": ({"quantization_config": {**FP8, "fmt": "e5m2"}}, "", "FP8"),
-    "mxfp4": ({"quantization_config": {"quant_method": "mxfp4"}}, "", "MXFP4 experts"),
-    "awq": ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "", "INT4"),
-    "gptq": ({"quantization_config": {"quant_method": "gptq", "bits": 8}}, "", "INT8"),
-    "modelopt": ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}, "", "NVFP4"),
-    "modelopt fp8": (
-        {"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}},
-        "FLOAT8_E4M3FN",
-        "FP8",
-    ),
-    "compressed int8": ({"quantization_config": compressed(num_bits=8, type="int")}, "INT8", "INT8"),
-    "compressed int4": ({"quantization_config": compressed(num_bits=4, type="int", group_size=32)}, "", "groups of 32"),
-    "older key": ({"compression_config": compressed(num_bits=8, type="float")}, "FLOAT8_E4M3FN", "FP8"),
-    "unknown": ({"quantization_config": {"quant_method": "hqq"}}, "", "hqq"),
-}
-
-
-@pytest.mark.parametrize("nested", [False, True])
-@pytest.mark.parametrize(("keys", "dtype", "word"), STORED.values(), ids=STORED)
-def test_a_step_has_the_dtype_of_the_weights(
-    keys: dict[str, Any], dtype: str, word: str, nested: bool, tmp_path: Path
-) -> None:
-    text = {"model_type": "llama", **SIZES}
-    found = (
-        read(tmp_path, "llava", text_config=text, **keys)
-        if nested
-        else read(tmp_path, architecture="llama", **SIZES, **keys)
-    )
-    assert found.dtype == dtype
-    assert word in found.stored
-    assert bool(found.differences("BF16")) == bool(found.stored) == bool(word)
-    assert step_dtype(found, "bf16") == "BF16"
-    if not dtype:
-        with pytest.raises(UsageError, match="--dtype"):
-            step_dtype(found)
-
-
-def test_modelopt_describes_weights_in_a_file_of_its_own(tmp_path: Path) -> None:
-    (tmp_path / "hf_quant_config.json").write_text(
-        json.dumps({"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["o_proj"]}})
-    )
-    found = read(tmp_path, "llama", **SIZES)
-    assert (found.dtype, found.cache_dtype, found.scales) == ("FLOAT8_E4M3FN", "FLOAT8_E4M3FN", "per_tensor")
-
-
-@pytest.mark.parametrize(("scheme", "scales"), [("static", "per_tensor"), ("dynamic", "")])
-def test_one_scale_is_that_of_a_file_which_has_it_of_the_inputs(scheme: str, scales: str, tmp_path: Path) -> None:
-    how = {"quantization_config": {"quant_method": "fp8", "activation_scheme": scheme}}
-    dense, moe = (read(tmp_path, "qwen3_moe" if more else "llama", **SIZES, **more, **how) for more in ({}, EXPERTS))
-    assert (dense.scales, moe.scales) == (scales, scales)
-    # Grouped products have a scale for each token in both.
-    assert bool(dense.differences("FLOAT8_E4M3FN")) == (not scales)
-    assert moe.differences("FLOAT8_E4M3FN")
-
-
 #: Files of models whose calls are not known, and words of the error.
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
-    "model type": ("nemotron_h", {}, "nemotron_h"),
+    "model type": ("falcon_h1", {}, "falcon_h1"),
+    "no kinds of layers": ("nemotron_h", {}, "layer_types"),
+    "a gate in place of ReLU": ("nemotron_h", {"layers_block_type": ["mlp"] * 8, "mlp_hidden_act": "silu"}, "silu"),
+    "no experts": ("nemotron_h", {"hybrid_override_pattern": "**EEEEEE"}, "num_experts"),
+    "a gate of latent attention": ("kimi_linear", {**KIMI, "mla_use_output_gate": True}, "mla_use_output_gate"),
+    "a nested key": (
+        "kimi_linear",
+        {**KIMI, "linear_attn_config": {**KIMI["linear_attn_config"], "use_full_rank_gate": True}},
+        "use_full_rank_gate",
+    ),
+    "blocks of another size": (
+        "minimax_m3",
+        {**BLOCKS, "sparse_attention_config": {**BLOCKS["sparse_attention_config"], "sparse_block_size": 64}},
+        "index_block_size",
+    ),
     "layer type": ("llama", {"layer_types": ["chunked_attention"] * 8}, "chunked_attention"),
     "Mamba layers": ("qwen3_next", {**EXPERTS, "layer_types": ["mamba"] * 8}, "mamba"),
     "indexer": ("deepseek_v3", {**LATENT, "index_topk": 64}, "index_topk"),

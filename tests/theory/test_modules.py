@@ -28,30 +28,38 @@ GOLDEN = Path(__file__).parent / "golden" / "modules.json"
 MODELS = (
     *("deepseek-v3.2", "kimi-k2", "glm-4.6", "qwen3-235b-a22b", "qwen3-next", "gpt-oss-20b", "gpt-oss-120b"),
     *("minimax-m2", "llama-3-8b", "gemma-3-27b", "mixtral-8x7b", "qwen3.5-397b-a17b"),
+    *("kimi-linear", "nemotron-nano-9b-v2", "nemotron-3-nano", "minimax-m3"),
 )
 #: Parts of a step by the parameters that their call multiplies with, whose rows make its weight.
 PARTS = {
     "qkv": "self_attn.q_proj self_attn.k_proj self_attn.v_proj",
     "q_kv_a": "self_attn.q_a_proj self_attn.kv_a_proj_with_mqa",
+    "q": "latent_attn.q_proj",
+    "kv_a": "latent_attn.kv_a_proj_with_mqa",
     "q_b": "self_attn.q_b_proj",
-    "o_proj": "self_attn.o_proj",
+    "o_proj": "self_attn.o_proj latent_attn.o_proj",
+    "indexer_qk": "self_attn.indexer.q_proj self_attn.indexer.k_proj",
     "indexer_q": "self_attn.indexer.wq_b",
     "indexer_k": "self_attn.indexer.wk",
     "indexer_weights": "self_attn.indexer.weights_proj",
     "in_proj_qkvz": "linear_attn.in_proj_qkvz linear_attn.in_proj_qkv linear_attn.in_proj_z",
     "in_proj_ba": "linear_attn.in_proj_ba linear_attn.in_proj_b linear_attn.in_proj_a",
-    "out_proj": "linear_attn.out_proj",
-    "gate_up": "mlp.gate_proj mlp.up_proj",
+    "in_proj_qkv": "linear_attn.q_proj linear_attn.k_proj linear_attn.v_proj",
+    "in_proj_b": "linear_attn.b_proj",
+    **{f"{role}_{half}": f"linear_attn.{role}_{half}_proj" for role in "fg" for half in "ab"},
+    "in_proj": "linear_attn.in_proj",
+    "out_proj": "linear_attn.out_proj linear_attn.o_proj",
+    "gate_up": "mlp.gate_proj mlp.up_proj mlp.gate_up_proj",
     "down": "mlp.down_proj",
     "shared_gate_up": "mlp.shared_experts.gate_proj mlp.shared_experts.up_proj "
-    "mlp.shared_expert.gate_proj mlp.shared_expert.up_proj",
+    "mlp.shared_expert.gate_proj mlp.shared_expert.up_proj mlp.shared_experts.gate_up_proj",
     "shared_down": "mlp.shared_experts.down_proj mlp.shared_expert.down_proj",
     "shared_expert_gate": "mlp.shared_expert_gate",
     "router": "mlp.gate mlp.router",
     "lm_head": "lm_head",
 }
 PRODUCTS = {name: part for part, names in PARTS.items() for name in names.split()}
-EXPERTS = {"mlp.experts.gate_up_proj": "experts_gate_up", "mlp.experts.down_proj": "experts_down"}
+EXPERTS = {f"mlp.experts.{part}_proj": f"experts_{part}" for part in ("gate_up", "up", "down")}
 #: Parts by the parameter that is the gamma of their norm; a model with post_norms has others of the second name.
 NORMS = {
     "input_layernorm": "attention_norm",
@@ -59,7 +67,9 @@ NORMS = {
     "self_attn.q_a_layernorm": "query_norm",
     "self_attn.q_norm": "query_norm",
     "self_attn.k_norm": "key_norm",
-    "model.norm": "final_norm",
+    "self_attn.indexer.q_norm": "indexer_query_norm",
+    "self_attn.indexer.k_norm": "indexer_key_norm",
+    **dict.fromkeys(("model.norm", "model.norm_f"), "final_norm"),
 }
 POST_NORMS = {
     "post_attention_layernorm": "attention_post_norm",
@@ -68,15 +78,24 @@ POST_NORMS = {
 }
 #: Parts of other kinds by a parameter of theirs, and the input slot that has its last axes.
 OTHERS = {
-    "self_attn.kv_a_layernorm": ("cache", 1),
+    **dict.fromkeys(("self_attn.kv_a_layernorm", "latent_attn.kv_a_layernorm"), ("cache", 1)),
     "linear_attn.conv1d": ("convolution", 1),
     "linear_attn.A_log": ("delta_gates", 0),
     "linear_attn.dt_bias": ("delta_gates", 3),
     "linear_attn.norm": ("delta_norm", 1),
-    "model.embed_tokens": ("embedding", 0),
+    "linear_attn.o_norm": ("delta_norm", 1),
+    **dict.fromkeys(("model.embed_tokens", "model.embeddings"), ("embedding", 0)),
+}
+#: As OTHERS, of layers with Kimi's rule and with Mamba2.
+OF_RULES = {
+    "kimi": {"linear_attn.dt_bias": ("delta_gates", 2)},
+    "mamba": {
+        **{f"linear_attn.{name}": ("mamba_rule", slot) for name, slot in (("A_log", 3), ("D", 6), ("dt_bias", 7))},
+        "linear_attn.norm": ("mamba_norm", 1),
+    },
 }
 #: Parameters that the calls leave out; docs/steps.md has them under "Missing".
-LEFT_OUT = ("self_attn.indexer.k_norm",)
+LEFT_OUT = ("linear_attn.conv1d.bias",)
 
 Layer = dict[str, list[int]]
 
@@ -94,7 +113,7 @@ def modules(name: str) -> list[tuple[int, Layer]]:
 
     config = {key: value for key, value in keys(name).items() if key not in ("model_type", "quantization_config")}
     # The class of Kimi K2 is that of DeepSeek-V3.
-    model_type = keys(name)["model_type"].replace("kimi_k2", "deepseek_v3")
+    model_type = keys(name)["model_type"].replace("kimi_k2", "deepseek_v3").replace("minimax_m3", "minimax_m3_vl_text")
     with torch.device("meta"):
         built = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(model_type, **config))
     layers: dict[str, Layer] = {}
@@ -118,13 +137,32 @@ def shape(call: ModelCall, slot: int) -> list[int]:
     return [int(size) for size in call.cells["Input Shapes"].split(";")[slot].split(",")]
 
 
+def plain(layer: Layer) -> Layer:
+    """The parameters of a layer by the names that other models have for them."""
+    of_all = {"self_attn": "self_attn", "norm": "post_attention_layernorm", "mixer": "mlp"}
+    if "mixer.in_proj" in layer or "self_attn.conv1d" in layer:
+        of_all = {"mixer": "linear_attn", "self_attn": "linear_attn", "norm": "input_layernorm"}
+    elif "mixer.q_proj" in layer:
+        of_all = {"mixer": "self_attn", "norm": "input_layernorm"}
+    elif "self_attn.kv_a_layernorm" in layer and "self_attn.q_a_proj" not in layer:
+        of_all = {"self_attn": "latent_attn"}
+    found = {}
+    for path, sizes in layer.items():
+        first, dot, rest = path.replace("forget_gate.", "").partition(".")
+        found[f"{of_all.get(first, first)}{dot}{rest}"] = sizes
+    return found
+
+
 def wanted(facts: ModelFacts, layer: Layer) -> Iterator[tuple[str, int, list[int]]]:
     """The parts that one layer calls, the input slot of its parameter, and the shape there."""
     rows: dict[str, list[int]] = {}
     norms = {**NORMS, **(POST_NORMS if facts.post_norms else {})}
-    for path, sizes in layer.items():
-        name = path if path in OTHERS else path.removesuffix(".bias").removesuffix("_bias")
-        if name in LEFT_OUT:
+    rule = facts.linear_attention.rule if facts.linear_attention is not None else ""
+    others = {**OTHERS, **OF_RULES.get(rule, {})}
+    for path, sizes in plain(layer).items():
+        name = path if path in others else path.removesuffix(".bias").removesuffix("_bias")
+        # The norm of an indexer's keys is left out, too, where keys are chosen one by one.
+        if path in LEFT_OUT or (name == "self_attn.indexer.k_norm" and facts.blocks is None):
             continue
         if path == "self_attn.sinks":
             # Of two parts, with and without a window.
@@ -132,19 +170,22 @@ def wanted(facts: ModelFacts, layer: Layer) -> Iterator[tuple[str, int, list[int
         elif name != path:
             assert (PRODUCTS.get(name) or EXPERTS[name]) in facts.biases, path
         elif name in PRODUCTS:
-            found = rows.setdefault(PRODUCTS[name], [0, sizes[1]])
+            part = PRODUCTS[name] if facts.gates else PRODUCTS[name].replace("gate_up", "up")
+            found = rows.setdefault(part, [0, sizes[1]])
             found[0] += sizes[0]
             assert found[1] == sizes[1], path
         elif name in EXPERTS:
             count, *matrix = sizes
-            width = matrix if facts.activation == "ClippedSwiglu" else matrix[::-1]
+            width = matrix if facts.sinks else matrix[::-1]
             yield EXPERTS[name], 1, [count, *width]
         elif name in norms:
             yield norms[name], -1, sizes
         else:
-            part, slot = OTHERS[name]
-            # The weight of a convolution is stored by taps.
-            yield part, slot, [sizes[2], sizes[0]] if name == "linear_attn.conv1d" else sizes
+            part, slot = others[name]
+            # The weight of a convolution is stored by taps, and a row of Mamba2's norm is a group.
+            groups = facts.linear_attention.linear_num_key_heads if part == "mamba_norm" else 1
+            of_call = [sizes[2], sizes[0]] if name == "linear_attn.conv1d" else [size for size in sizes if size > 1]
+            yield part, slot, [of_call[0] // groups, *of_call[1:]]
     # A head of its own has the weights of the embedding.
     if "model.embed_tokens" in layer:
         rows.setdefault("lm_head", layer["model.embed_tokens"])

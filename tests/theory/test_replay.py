@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from opatlas.shapes.models import DEEPSEEK_V3, GLM_5_1, QWEN3_0_6B, QWEN3_32B
 from replaying import replay_functions, replay_of, runner
 from tests_of_shapes import theory_rows

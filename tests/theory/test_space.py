@@ -9,8 +9,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from hypothesis.strategies import SearchStrategy
 from opatlas.shapes.models import DEEPSEEK_V3, GLM_5_1, QWEN3_0_6B, QWEN3_32B
 from opatlas.shapes.strategies import draw_rows, space_rows

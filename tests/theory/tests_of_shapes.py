@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,9 +18,21 @@ from opatlas.theory.known_rows import Matcher, read_tensors
 from opatlas.theory.models import ModelFacts
 from opatlas.theory.patterns import Pattern
 from opatlas.theory.plan import Request
-from opatlas.theory.sources import Shape, Targets, model_shapes
+from opatlas.theory.sources import Shape, Targets, model_shapes, resolve_model
 from opatlas.theory.space import GB, Space, TheoryRow
 
+#: Sizes that every config.json states.
+SIZES: dict[str, Any] = {
+    "hidden_size": 256,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": 1024,
+    "intermediate_size": 512,
+}
+EXPERTS: dict[str, Any] = {"moe_intermediate_size": 64, "num_experts": 16, "num_experts_per_tok": 4}
+FP8: dict[str, Any] = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
 #: Models, and the numbers of their config.json that differ from the defaults of transformers, but for the layers.
 CONFIGS: dict[str, tuple[ModelFacts, dict[str, Any]]] = {
     "deepseek_v3": (
@@ -129,3 +142,13 @@ def theory_rows(
     targets = targets or Targets(BUILT_IN, generic=True)
     kernel = (catalog or built_in_catalog()).kernel(kernel_type)
     return space_rows([Space(kernel_type, each, each.forms, targets, budget_bytes) for each in kernel.patterns])
+
+
+def config_file(folder: Path, architecture: str, **numbers: Any) -> Path:
+    path = folder / "config.json"
+    path.write_text(json.dumps({"model_type": architecture, **numbers}))
+    return path
+
+
+def read(folder: Path, architecture: str, **numbers: Any) -> ModelFacts:
+    return resolve_model(str(config_file(folder, architecture, **numbers)))

@@ -77,15 +77,7 @@ def recurrent_gated_delta_rule(
 
 
 def chunk_gated_delta_rule(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    beta: Tensor,
-    initial_state: Tensor,
-    actual_seq_lengths: Tensor,
-    scale: float,
-    g: Tensor,
+    query: Tensor, key: Tensor, value: Tensor, *, beta: Tensor, initial_state: Tensor, scale: float, g: Tensor, **_: Any
 ) -> tuple[Tensor, Tensor]:
     """Returns linear attention of prompts (T, Nv, Dv), and the states (B, Nv, Dv, Dk) after their last tokens.
 
@@ -149,23 +141,13 @@ def mamba_chunk_scan(*tensors: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def causal_conv1d(
-    output: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    conv_state: Tensor,
-    bias_opt: Tensor | None,
-    query_start_loc_opt: Tensor,
-    cache_indices_opt: Tensor,
-    initial_state_mode_opt: Tensor | None,
-    num_accepted_tokens_opt: None,
-    activation_mode: int,
-    pad_slot_id: int,
-    run_mode: int,
+    output: Tensor, x: Tensor, weight: Tensor, conv_state: Tensor, bias_opt: Tensor | None, *others: Any
 ) -> Tensor:
     """Returns SiLU of a convolution of each feature of (T, C) with `weight` (K, C); states (places, K - 1, C) are x.
 
     The sequences are of one length.
     """
+    _, cache_indices_opt, initial_state_mode_opt, *_ = others
     places = cache_indices_opt.long()
     before = conv_state[places]
     if initial_state_mode_opt is not None:
@@ -190,22 +172,18 @@ def gdn_gating(a_log: Tensor, a: Tensor, b: Tensor, dt_bias: Tensor) -> tuple[Te
     return functional.softplus(a.float() + dt_bias.float()).mul_(-torch.exp(a_log.float())), torch.sigmoid(b)
 
 
-def selective_state_update(
-    x: Tensor,
-    dt: Tensor,
-    decay: Tensor,
-    keys: Tensor,
-    queries: Tensor,
-    skip: Tensor,
-    dt_bias: Tensor,
-    state_batch_indices: Tensor,
-    *,
-    state: Tensor,
-) -> Tensor:
+def kda_gate(a_log: Tensor, f: Tensor, dt_bias: Tensor) -> Tensor:
+    """Maps (T, heads x features) to decays in float32; A is that of a head."""
+    by_head = functional.softplus(f.float() + dt_bias.float()).unflatten(-1, (len(a_log), -1))
+    return by_head.mul_(-torch.exp(a_log.float())[:, None]).flatten(1)
+
+
+def selective_state_update(x: Tensor, dt: Tensor, decay: Tensor, *tensors: Tensor, state: Tensor) -> Tensor:
     """Maps a token (B, heads, P) of each sequence to (B, heads, P), and changes its state (heads, P, N) in its place.
 
     Keys and queries are (B, groups, N), B and C in the paper.
     """
+    keys, queries, skip, dt_bias, state_batch_indices = tensors
     places, group = state_batch_indices.long(), x.shape[1] // keys.shape[1]
     keys, queries = (part.float().repeat_interleave(group, 1) for part in (keys, queries))
     step = functional.softplus(dt.float() + dt_bias.float())[..., None]
@@ -217,23 +195,15 @@ def selective_state_update(
 
 
 def dense_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    num_heads: int,
-    scale_value: float,
-    input_layout: str,
-    atten_mask: Tensor | None = None,
-    **of_npu: Any,
+    query: Tensor, *others: Tensor, num_heads: int, scale_value: float, input_layout: str, **call: Any
 ) -> Tensor:
     """Returns attention over sequences of one length, in the layout of the queries.
 
     The mask is not read: that of several queries is causal, that of one query hides no key.
     """
     width = _width(query, num_heads, input_layout)
-    q, k, v = (_split_heads(x, input_layout, width) for x in (query, key, value))
-    causal = atten_mask is not None and q.shape[2] > 1
+    q, k, v = (_split_heads(x, input_layout, width) for x in (query, *others))
+    causal = call.get("atten_mask") is not None and q.shape[2] > 1
     return _join_heads(attend(q, k, v, scale=scale_value, causal=causal), input_layout)
 
 

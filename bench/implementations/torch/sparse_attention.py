@@ -122,6 +122,24 @@ def sparse_attention_score(
     return _attend_chosen(query, (key,), value, chosen, block_table[of_token], call["scale_value"])
 
 
+def index_block_scores(query: Tensor, key: Tensor, block_table: Tensor, lengths: Tensor) -> Tensor:
+    """Maps (T, H, D), (blocks, size, D) to the best product with a key of each block, (H, T, blocks) in float32.
+
+    The block of the query itself has inf, later ones -inf. Sequences have equally many queries, their last tokens.
+    """
+    sequences, blocks = block_table.shape
+    size, own = key.shape[1], len(query) // sequences
+    last = (lengths - own)[:, None] + torch.arange(own, device=query.device)
+    best = query.new_empty(sequences, own, query.shape[1], blocks, dtype=torch.float32)
+    for sequence, (q, table) in enumerate(zip(query.unflatten(0, (sequences, own)), block_table.long(), strict=True)):
+        products = torch.matmul(q.float(), key[table].flatten(0, 1).float().mT)
+        hidden = torch.arange(blocks * size, device=query.device) > last[sequence][:, None]
+        products.masked_fill_(hidden[:, None], -math.inf)
+        best[sequence] = products.unflatten(-1, (blocks, size)).amax(dim=-1)
+    at = (last // size)[..., None, None].expand(*best.shape[:3], 1).long()
+    return best.scatter_(-1, at, math.inf).flatten(0, 1).transpose(0, 1).contiguous()
+
+
 def nsa_select_attention(
     query: Tensor, key: Tensor, value: Tensor, topk_indices: Tensor, scale_value: float, *sizes: int, **call: Any
 ) -> Tensor:

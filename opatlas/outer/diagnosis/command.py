@@ -25,8 +25,7 @@ from opatlas.show.site.pages import ReportPage
 from opatlas.show.site.rows import columns_of
 
 from . import shown as show
-from .diagnosis import Diagnosis
-from .diagnosis import diagnose as read_diagnosis
+from .diagnosis import Diagnosis, diagnose as read_diagnosis
 from .kernels import CALL_US, LAUNCHES, ROW, KernelLines, row_lines
 from .peaks import read_peaks
 from .verdicts import verdict_rules

@@ -13,8 +13,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from opatlas.capture.capture_reader import DEVICE as DEVICE_ID
-from opatlas.capture.capture_reader import DURATION, STEP, TYPE, WAIT
+from opatlas.capture.capture_reader import DEVICE as DEVICE_ID, DURATION, STEP, TYPE, WAIT
 from opatlas.capture.single_launches import Timeline, numbered_steps
 from opatlas.row.columns import ACCELERATOR_CORE, BASE, INPUT_DTYPES, INPUT_SHAPES, QUALITY
 from opatlas.row.quality import Floats, Positions

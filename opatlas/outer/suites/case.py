@@ -16,8 +16,7 @@ from typing import Any
 import torch
 
 from opatlas.outer.judging.results import comparison_of
-from opatlas.outer.suites import operators as aten
-from opatlas.outer.suites import texts
+from opatlas.outer.suites import operators as aten, texts
 from opatlas.outer.suites.opinfo import recorded, variant_call
 from opatlas.row.columns import ARGUMENTS, FUNCTIONAL, SAMPLE, SAMPLE_TORCH
 from opatlas.row.errors import InvalidRow, Unsupported, WrongResult

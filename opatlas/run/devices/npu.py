@@ -16,8 +16,7 @@ from opatlas.errors import OpAtlasError
 from opatlas.row.errors import DeviceUnhealthy, ReplayError, Unsupported
 from opatlas.row.location import DEFAULT_NPU_DEVICE, NPU_DEVICES, UNNAMED_NPU, public_version
 from opatlas.row.versions import cann_version, package_version, same_release
-from opatlas.run.devices import device as base
-from opatlas.run.devices import npu_operators, npu_smi
+from opatlas.run.devices import device as base, npu_operators, npu_smi
 from opatlas.run.devices.npu_smi import Chip
 from opatlas.text import first_line
 

@@ -9,8 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from opatlas.errors import CellError
-from opatlas.row import columns as col
-from opatlas.row import slots as slot_cells
+from opatlas.row import columns as col, slots as slot_cells
 from opatlas.row.errors import InvalidRow, Unsupported
 from opatlas.run.inputs import shape_rules
 from opatlas.text import suggest

@@ -19,8 +19,7 @@ from opatlas.ask.compare.comparison import DatabaseComparison, compare_databases
 from opatlas.ask.compare.databases import ComparedDatabase
 from opatlas.ask.compare.states import compared_states
 from opatlas.ask.overview import read_overview
-from opatlas.ask.query.database import OpenDatabase
-from opatlas.ask.query.database import open as open_database
+from opatlas.ask.query.database import OpenDatabase, open as open_database
 from opatlas.ask.query.model_cost import ModelCost, PartCost
 from opatlas.ask.query.sweep import BATCHES, CONTEXTS, answered_steps, step_grid
 from opatlas.data.csv_files import is_abandoned, write_bytes, write_text
