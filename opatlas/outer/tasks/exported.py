@@ -105,7 +105,7 @@ def write_definitions(database: Path, _: None, output: Path) -> Result:
         for own in _definitions(calls):
             try:
                 smallest = min(own, key=lambda each: sum(each.sizes()))
-                for _ in range(1 + _DRAWN // max(sum(smallest.sizes()), 1)):
+                for _draw in range(1 + _DRAWN // max(sum(smallest.sizes()), 1)):
                     _expect_right(smallest)
             except Exception as error:
                 refused[exception_line(error)] += len(own)
