@@ -28,7 +28,6 @@ from opatlas.row.signature import digest, kernel_types_meant, make_case_id, sign
 from opatlas.row.status import Status, UpdateMode
 from opatlas.row.table import Row, RowTable
 from opatlas.run.devices.device import kind_named
-from opatlas.run.implementation import Implementation
 from opatlas.run.registry import Rows
 from opatlas.text import pluralize, printable, suggest
 
@@ -132,16 +131,13 @@ def _plan_target(context: SessionContext, number: int, base: _BaseRows) -> Plan:
         present = PresentSetup(target.origin, driver, context.code)
         stale_runs = StaleRuns((own.provenance or Provenance(database)).manifests, present)
     chosen = make_plan(
-        database,
+        target,
         settings,
+        number,
         elsewhere=elsewhere,
         requested=requested,
         unmeasured=edited.positions,
         stale_runs=stale_runs,
-        target=number,
-        implementation=target.implementation,
-        rows_from=target.rows_from,
-        captures=Database(target.captures) if target.captures is not None else None,
     )
     if len(settings.targets) > 1:
         for table in chosen.tables.values():
@@ -166,19 +162,44 @@ def _prepare_for(
     starter: Callable[[Database], int] | None,
     plan: Plan,
 ) -> EditedRows:
-    """Prepares the database of a target, and adds the rows that other databases or options name."""
-    settings, target = context.settings, own.target
-    edited = prepare_database(
-        own.database,
-        plan,
-        run_id=context.run_id,
-        starter=starter,
-        is_npu=settings.source.needs_database and kind_named(settings.devices[0].kind).is_native,
-    )
-    own.left_behind = journal.journals(own.database)
+    """Prepares the database of a target, and adds the rows that other databases or options name.
+
+    The records of killed sessions are merged, and durations cleared that were measured with other shapes.
+
+    Args:
+        starter: fills a database without CSVs, and returns the number of rows; None: the database stays empty.
+        plan: gets the lines and problems of what was done.
+
+    Returns:
+        The rows that hold the duration or the status of another shape.
+
+    Raises:
+        OpAtlasError: the database cannot be written.
+    """
+    settings, target, database = context.settings, own.target, own.database
+    if database.journal_dir.is_dir():
+        for each in recover(database, own_run=context.run_id):
+            plan.is_incomplete |= each.incomplete
+            plan.prepared += [str(each), *each.problems]
+    if starter is not None and not database.kernel_types():
+        rows = pluralize(starter(database), "theory row")
+        plan.prepared.append(f"there was no database yet; made a starter of {rows}")
+    edited = clear_edited(database, context.run_id)
+    if edited.example is not None:
+        rows = pluralize(edited.count, "row was", "rows were")
+        example = make_case_id(edited.example.kernel_type, edited.example.signature)
+        told = f"{rows} measured with other shapes than now ({example}): measured again (`opatlas history`)"
+        plan.prepared.append(told)
+    plan.problems += edited.problems
+    # Where the folder does not say it.
+    is_npu = settings.source.needs_database and kind_named(settings.devices[0].kind).is_native
+    with database.lock():
+        mapping = write_default_mapping(database.path, is_npu=is_npu)
+    plan.prepared += [str(mapping)] if mapping is not None else []
+    own.left_behind = journal.journals(database)
     if settings.source.is_listed and base.requested is not None:
-        add_rows(own.database, base.of_target(target))
-    elif target.rows_from is not None and (added := add_rows(own.database, base.of_target(target))):
+        add_rows(database, base.of_target(target))
+    elif target.rows_from is not None and (added := add_rows(database, base.of_target(target))):
         place = target.rows_from if Database(target.rows_from).kernel_types() else "the starter database"
         told = f"{target.implementation.label}: {pluralize(added, 'row')} without durations added from {place}"
         plan.prepared.append(told)
@@ -250,100 +271,50 @@ class _BaseRows:
             return {name: starter.read_or_empty(name).identities() for name in starter.kernel_types()}
 
 
-def prepare_database(
-    database: Database,
-    plan: Plan,
-    *,
-    run_id: str,
-    starter: Callable[[Database], int] | None,
-    is_npu: bool = False,
-) -> EditedRows:
-    """Merges the records of killed sessions, and clears durations that were measured with other shapes.
-
-    Args:
-        database: locked by the caller.
-        plan: gets the lines and problems of what was done.
-        run_id: the run of this session, whose journal is not merged.
-        starter: fills a database without CSVs, and returns the number of rows; None: the database stays empty.
-        is_npu: whether the rows are of an NPU, where the folder does not say.
-
-    Returns:
-        The rows that hold the duration or the status of another shape.
-
-    Raises:
-        OpAtlasError: the database cannot be written.
-    """
-    if database.journal_dir.is_dir():
-        for each in recover(database, own_run=run_id):
-            plan.is_incomplete |= each.incomplete
-            plan.prepared += [str(each), *each.problems]
-    if starter is not None and not database.kernel_types():
-        rows = pluralize(starter(database), "theory row")
-        plan.prepared.append(f"there was no database yet; made a starter of {rows}")
-    edited = clear_edited(database, run_id)
-    if edited.example is not None:
-        rows = pluralize(edited.count, "row was", "rows were")
-        example = make_case_id(edited.example.kernel_type, edited.example.signature)
-        told = f"{rows} measured with other shapes than now ({example}): measured again (`opatlas history`)"
-        plan.prepared.append(told)
-    with database.lock():
-        mapping = write_default_mapping(database.path, is_npu=is_npu)
-    plan.prepared += [str(mapping)] if mapping is not None else []
-    plan.problems += edited.problems
-    return edited
-
-
 def make_plan(
-    database: Database,
+    target: SessionTarget,
     chosen: Choice,
+    number: int = 0,
     *,
     elsewhere: Collection[str] = (),
     requested: Rows | None = None,
     unmeasured: Mapping[str, Sequence[int]] | None = None,
     stale_runs: StaleRuns | None = None,
-    target: int = 0,
-    implementation: Implementation | None = None,
-    rows_from: Path | None = None,
-    captures: Database | None = None,
 ) -> Plan:
-    """Reads a database and decides which of its rows are run; writes nothing.
+    """Reads the database of a target and decides which of its rows are run; writes nothing.
 
     Args:
-        database: holds the rows, and gets their durations.
         chosen: the rows that the user chose.
+        number: number of the target in the session.
         elsewhere: kernel types that may be chosen although the database has no rows of them: those of a profile, of the
             database whose rows an implementation measures, and of the tasks of the session.
         requested: cells of the rows that options name, by kernel type. They are the cases, in this order, whether or
             not the database has them; None: the rows of the database.
         unmeasured: positions of rows whose durations and statuses do not count, by kernel type.
         stale_runs: the runs whose durations are stale; None unless only stale durations are measured.
-        target: number of the target in the session.
-        implementation: what is measured; kernel types that it lacks are no cases. None: the default.
-        rows_from: the database whose rows an implementation measures, for messages; None: `database`.
-        captures: the database with the captured durations of the rows; None: `database`.
 
     Raises:
         OpAtlasError: the database lacks a chosen kernel type, or no row has a variable of --where.
     """
+    database, implementation = Database(target.path), target.implementation
     names = database.kernel_types() if requested is None else list(requested)
     ops = {meant for word in chosen.ops for meant in kernel_types_meant(word, {*names, *elsewhere})}
     plan = Plan(ops=frozenset(ops))
     if unknown := sorted(ops.difference(names, elsewhere)):
-        raise _unknown_types(unknown, names, rows_from or database.path, implementation if rows_from else None)
+        raise _unknown_types(unknown, names, target)
     types = sorted(ops) if ops and requested is None else names
-    lacking = [name for name in types if implementation is not None and not implementation.implements(name)]
-    if lacking and implementation is not None:
+    if lacking := [name for name in types if not implementation.implements(name)]:
         plan.notes.append(f"{implementation.name} has no function for {', '.join(lacking)}")
     for name in (name for name in names if (not ops or name in ops) and name not in lacking):
         try:
             rows = None if requested is None else requested[name]
             in_file = database.read_or_empty(name)
             read = _with_rows(in_file, rows, (unmeasured or {}).get(name, ()))
-            table = CaseTable(read, len(in_file), target, implementation.suffix if implementation else "", label=name)
+            table = CaseTable(read, len(in_file), number, implementation.suffix, label=name)
             _choose(table, None if rows is None else [signature(name, row) for row in rows], chosen, stale_runs)
-            others = read if captures is None else captures.read_or_empty(name)
+            others = read if target.captures is None else Database(target.captures).read_or_empty(name)
             table.captured_time_us = None if ops else others.captured_time_us
-            table.captured = (read if captures is None else read.with_captured(others)).captured.us
+            table.captured = (read if target.captures is None else read.with_captured(others)).captured.us
             table.table = read.without_derived()
             plan.tables[table.key] = table
         except Exception as error:
@@ -355,15 +326,13 @@ def make_plan(
     return plan
 
 
-def _unknown_types(
-    unknown: Sequence[str], names: Sequence[str], place: Path, implementation: Implementation | None
-) -> OpAtlasError:
-    """Returns the error about chosen kernel types that a place lacks; `implementation` is what its rows run on."""
+def _unknown_types(unknown: Sequence[str], names: Sequence[str], target: SessionTarget) -> OpAtlasError:
+    """Returns the error about chosen kernel types that the rows of a target lack."""
     asked, meant = ",".join(unknown), "".join(suggest(name, names) for name in unknown)
-    if implementation is not None and all(map(implementation.implements, unknown)):
+    if target.rows_from is not None and all(map(target.implementation.implements, unknown)):
         meant = f"; `opatlas shapes --ops {asked}` adds theory rows"
     there = "" if meant else f"; it has {', '.join(names) or 'none'}"
-    return OpAtlasError(f"--ops {asked}: no such kernel type in {place}{meant}{there}")
+    return OpAtlasError(f"--ops {asked}: no such kernel type in {target.rows_from or target.path}{meant}{there}")
 
 
 def _expect_variables(chosen: Choice, plan: Plan) -> None:

@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 import yaml
 from captures import launch, write_capture
-from opatlas.plugins.cases import Plan
-from opatlas.plugins.plan import prepare_database
 
 from opatlas.cli.main import main
 from opatlas.data.database import Database
@@ -111,10 +109,10 @@ def test_the_table_of_opatlas_makes_no_more_theory_rows(tmp_path: Path) -> None:
     assert database_kernels(Database(tmp_path), catalog).keys() == database_kernels(without, catalog).keys()
 
 
-def test_a_session_gives_a_database_its_mapping(place, tmp_path: Path) -> None:
+def test_a_database_of_an_npu_gets_a_mapping_wherever_it_is(place, tmp_path: Path) -> None:
     folder = place("vllm0.18.0_torch2.9.0_cann8.5")
     for path, is_npu in ((folder, False), (tmp_path / "mine", True), (tmp_path / "cpu", False)):
-        prepare_database(Database(path), Plan(), run_id="r", starter=None, is_npu=is_npu)
+        write_default_mapping(path, is_npu=is_npu)
         assert (path / MAPPING).exists() == (path.name != "cpu")
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from npu_environment import run
 from opatlas.plugins.choice import Choice
-from opatlas.plugins.plan import make_plan
+from plans import plan_of
 from replaying import cells_of
 from sample_rows import MASK, ROWS, fia
 
@@ -59,7 +59,7 @@ def database(records, tmp_path) -> Database:
 
 
 def test_recorded_calls_become_cases_with_their_lengths(database):
-    plan = make_plan(database, Choice())
+    plan = plan_of(database.path, Choice())
     (table,) = plan.tables.values()
     cases = [ReplayRow(ATTENTION, row.cells, torch.device("cpu")) for row in table.to_run]
     calls = [read_attention(with_operator_shapes(case)).keywords for case in cases]

@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 import warm_python
 from opatlas.plugins.choice import Choice
-from opatlas.plugins.plan import make_plan
+from plans import plan_of
 from sessions import ROOT, Sessions, row
 
-from opatlas.data.database import Database
 from opatlas.row.status import UpdateMode
 
 CAPTURED = {"Profiling Average Duration(us)": "5.0"}
@@ -38,7 +37,7 @@ def test_a_row_that_ran_as_another_type_lacks_no_duration(sessions: Sessions, mo
     statuses = {1: "ran as OtherToy; load 5", 2: "no such call", 3: ""}
     cells = {n: {"Status": "unsupported" if why else "", "Status Reason": why} for n, why in statuses.items()}
     sessions.write("Toy", [{**NO_DURATIONS, **row(n), **cells[n]} for n in statuses])
-    plan = make_plan(Database(sessions.database), Choice(UpdateMode(mode)))
+    plan = plan_of(sessions.database, Choice(UpdateMode(mode)))
     assert [case.position for case in plan.tables["Toy"].to_run] == [1, 2]
 
 

@@ -16,6 +16,7 @@ from sessions import ROOT, Finished
 
 from opatlas.cli.main import main
 from opatlas.data.database import Database
+from opatlas.data.op_mapping import MAPPING
 from opatlas.data.origin import Provenance, database_device
 from opatlas.row.location import DEFAULT_NPU_DEVICE, UNNAMED_NPU
 
@@ -220,6 +221,8 @@ def test_an_empty_database_is_made_of_samples_and_not_of_theory_rows(bench: Benc
     (report,) = (bench.database / "reports").glob("replay_report_*.md")
     assert re.search(rf"^report +{report}$", done.output, re.MULTILINE)
     assert [path.name for path in bench.database.glob("*.csv")] == ["MatMulV3.csv"]
+    # A database of an NPU, although the folder does not say so.
+    assert (bench.database / MAPPING).exists()
     assert bench.durations(V3) == {"16,32;64,32->16,64": "1.0000"}
     (manifest,) = (bench.database / "runs").glob("*.json")
     text = manifest.read_text()

@@ -6,10 +6,8 @@ import re
 
 import pytest
 from opatlas.plugins.choice import Choice, Shard
-from opatlas.plugins.plan import make_plan
+from plans import plan_of
 from sessions import Sessions, row
-
-from opatlas.data.database import Database
 
 
 def test_the_parts_are_disjoint_and_are_the_whole() -> None:
@@ -23,7 +21,7 @@ def test_the_parts_are_disjoint_and_are_the_whole() -> None:
 def test_a_row_stays_in_its_part_when_others_come_and_go(sessions: Sessions) -> None:
     def part(sizes: range) -> set[str]:
         sessions.write("Toy", [row(n) for n in sizes])
-        plan = make_plan(Database(sessions.database), Choice(shard=Shard(1, 2)))
+        plan = plan_of(sessions.database, Choice(shard=Shard(1, 2)))
         return {case.id for case in plan.tables["Toy"].to_run}
 
     first, later = part(range(1, 21)), part(range(40, 0, -3))
@@ -34,7 +32,7 @@ def test_a_row_stays_in_its_part_when_others_come_and_go(sessions: Sessions) -> 
 
 def test_a_part_without_rows_is_done_and_one_that_selects_nothing_is_not(sessions: Sessions) -> None:
     sessions.write("Toy", [row(7)])
-    plan = make_plan(Database(sessions.database), Choice(shard=Shard(1, 2)))
+    plan = plan_of(sessions.database, Choice(shard=Shard(1, 2)))
     empty = 1 + bool(plan.tables["Toy"].to_run)
     done = sessions.run_in_process(f"--shard={empty}/2", "test_toys.py")
     assert done.code == 0, done.output

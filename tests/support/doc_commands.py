@@ -172,7 +172,9 @@ def problems_of(commands: Sequence[Command]) -> dict[Command, str]:
     """
     of_pytest = list({words for command in commands if (words := _pytest_arguments(command.words)) is not None})
     refused = dict(zip(of_pytest, _refusals(of_pytest), strict=True))
-    return {command: problem for command in commands if (problem := _problem(command, refused))}
+    # Pages of two languages have the same commands.
+    found = {words: _problem(words, refused) for words in {command.words for command in commands}}
+    return {command: found[command.words] for command in commands if found[command.words]}
 
 
 def extras() -> set[str]:
@@ -239,11 +241,11 @@ def _refusals(arguments: Sequence[Sequence[str]]) -> list[str]:
     return refusals
 
 
-def _problem(command: Command, refused: Mapping[tuple[str, ...], str]) -> str:
-    arguments = _pytest_arguments(command.words)
+def _problem(words: tuple[str, ...], refused: Mapping[tuple[str, ...], str]) -> str:
+    arguments = _pytest_arguments(words)
     if arguments is not None:
         return refused[arguments] or _missing(arguments)
-    match [word for word in command.words if word != "..."]:
+    match [word for word in words if word != "..."]:
         case ["opatlas", *rest] | ["python", "-m", "opatlas", *rest]:
             return _of_opatlas(rest)
         case ["pip", "install" | "wheel", *rest] | ["python", "-m", "pip", "install", *rest]:
@@ -260,7 +262,7 @@ def _problem(command: Command, refused: Mapping[tuple[str, ...], str]) -> str:
             return done.stderr.strip() if done.returncode else ""
         case [program, *_] if program in (*TOOLS, *FOREIGN):
             return ""
-    return f"{command.words[0]!r} is not known: teach it to tests/support/doc_commands.py, or name it in FOREIGN there"
+    return f"{words[0]!r} is not known: teach it to tests/support/doc_commands.py, or name it in FOREIGN there"
 
 
 def _of_opatlas(words: Sequence[str]) -> str:

@@ -212,7 +212,7 @@ class Sessions:
         output = self._new_output()
         with open(output, "w") as file:
             process = popen(
-                [sys.executable, "-m", "pytest", *self._arguments(measure), *options],
+                [sys.executable, "-m", "pytest", *self._arguments(measure, options), *options],
                 cwd=self.folder,
                 env=self._environment(environment),
                 stdin=subprocess.DEVNULL,
@@ -222,9 +222,12 @@ class Sessions:
             )
         return Running(self, process, output)
 
-    def _arguments(self, measure: Sequence[str]) -> list[str]:
-        # Plugins of others that happen to be installed, each of which costs every process of a session.
-        without = [word for name in ("cacheprovider", "hypothesispytest", "anyio") for word in ("-p", f"no:{name}")]
+    def _arguments(self, measure: Sequence[str], options: Sequence[str]) -> list[str]:
+        # Plugins of others that happen to be installed, each of which costs every process of a session. That of
+        # benchmarks runs git.
+        names = ["cacheprovider", "hypothesispytest", "anyio"]
+        names += [] if any("benchmark" in word for word in options) else ["benchmark"]
+        without = [word for name in names for word in ("-p", f"no:{name}")]
         return [*without, f"--database-path={self.database}", *measure]
 
     def _environment(self, more: Mapping[str, str]) -> dict[str, str]:
