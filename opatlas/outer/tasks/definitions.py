@@ -198,9 +198,8 @@ def _workloads(path: Path) -> Path:
     """Returns the file of the workloads of a definition."""
     if path.name == _DEFINITION:
         return path.with_name("workload.jsonl")
-    folders = list(path.parts)
-    folders[len(folders) - 1 - folders[::-1].index(_DEFINITIONS)] = "workloads"
-    return Path(*folders).with_suffix(".jsonl")
+    _, root = place_of_definition(path, path)
+    return root / "workloads" / path.relative_to(root / _DEFINITIONS).with_suffix(".jsonl")
 
 
 def workload_lines(path: Path) -> list[bytes]:
