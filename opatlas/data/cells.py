@@ -5,10 +5,10 @@ opatlas/data/fold.py decides between candidates.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from opatlas.grouping import grouped
 from opatlas.row import columns as col
@@ -164,6 +164,11 @@ class RunCells(NamedTuple):
         """The status, of a part of that group."""
         return Status.from_cell(self.cells.get(col.STATUS, ""))
 
+    @property
+    def crashes(self) -> int:
+        """The number of consecutive crashes that a status says; 0 for a record, which knows of its own only."""
+        return parse_whole(self.cells.get(col.CRASHES_IN_A_ROW, "")) or 0
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -314,44 +319,3 @@ def status_part(cells: Mapping[str, str], *, has_duration: bool) -> RunCells | N
     run_id = cells.get(col.STATUS_RUN_ID, "") or cells.get(col.RUN_ID, "")
     own = {name: cells.get(name, "") for name in (*col.STATUS_GROUP, col.MAX_ERROR)}
     return RunCells(run_id, {**own, col.STATUS_RUN_ID: run_id})
-
-
-def crashes_in_a_row(
-    newest: RunCells,
-    own: RunCells | None,
-    others: Iterable[RunCells],
-    logged: Callable[[], Mapping[str, Status]],
-    age: Callable[[RunCells], Any],
-) -> str:
-    """Returns a cell with the number of consecutive runs that crashed up to the newest; those that skipped pass.
-
-    Args:
-        own: the status that the row had; None if it had none.
-        others: statuses of further runs, which may be later ones. Records among them are the last of their runs.
-        logged: gives the statuses of the row in the log, by run.
-        age: the sort key of a status.
-    """
-    if newest.status is None or not newest.status.crash:
-        return ""
-    counted = [*others, *([own] if own is not None else [])]
-    counted.sort(key=lambda part: (part.status is newest.status, part.status is not None, _crash_count(part)))
-    # Of other tables a status without a run has no place in the order.
-    parts = {part.run_id: part for part in counted if part.run_id or part in (newest, own)}
-    if not newest.is_record or any(run_id not in (newest.run_id, own and own.run_id) for run_id in parts):
-        # Late; the count in a cell does not say which runs it counted.
-        new = {part.run_id for part in counted if part.is_record and part.status is not Status.SKIPPED}
-        parts |= {run: RunCells(run, {col.STATUS: status.value}) for run, status in logged().items() if run not in new}
-    count = 0
-    for part in sorted(parts.values(), key=age):
-        if part.status is not None and part.status.crash:
-            count = max(count + 1, _crash_count(part))
-        elif part.status is not Status.SKIPPED:
-            count = 0
-        if part.run_id == newest.run_id:
-            break
-    return str(count or "")
-
-
-def _crash_count(part: RunCells) -> int:
-    """Returns the number of consecutive crashes that a status says; 0 for a record, which knows of its own only."""
-    return parse_whole(part.cells.get(col.CRASHES_IN_A_ROW, "")) or 0

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal
 
-from opatlas.data.cells import Candidate, FoldChanges, RunCells, crashes_in_a_row, status_part
+from opatlas.data.cells import Candidate, FoldChanges, RunCells, status_part
 from opatlas.data.csv_files import TableEdit
 from opatlas.data.database import PRUNED_REASON, Database
 from opatlas.data.log import Imported, Log, add_events
@@ -329,8 +329,32 @@ class TableFold:
             changes.changed.add(position)
 
     def _crashes(self, newest: RunCells, own: RunCells | None, candidates: Sequence[Candidate]) -> str:
-        parts = [each.status for each in candidates if each.status is not None]
-        return crashes_in_a_row(newest, own, parts, lambda: self._logged(candidates[0].signature), self._key)
+        """Returns a cell with the number of consecutive runs that crashed up to the newest; those that skipped pass.
+
+        Args:
+            own: the status that the row had; None if it had none.
+            candidates: of further runs, which may be later ones. Records among them are the last of their runs.
+        """
+        if newest.status is None or not newest.status.crash:
+            return ""
+        counted = [part for part in (*(each.status for each in candidates), own) if part is not None]
+        counted.sort(key=lambda part: (part.status is newest.status, part.status is not None, part.crashes))
+        # Of other tables a status without a run has no place in the order.
+        parts = {part.run_id: part for part in counted if part.run_id or part in (newest, own)}
+        if not newest.is_record or any(run_id not in (newest.run_id, own and own.run_id) for run_id in parts):
+            # Late; the count in a cell does not say which runs it counted.
+            new = {part.run_id for part in counted if part.is_record and part.status is not Status.SKIPPED}
+            logged = self._logged(candidates[0].signature).items()
+            parts |= {run: RunCells(run, {col.STATUS: status.value}) for run, status in logged if run not in new}
+        count = 0
+        for part in sorted(parts.values(), key=self._key):
+            if part.status is not None and part.status.crash:
+                count = max(count + 1, part.crashes)
+            elif part.status is not Status.SKIPPED:
+                count = 0
+            if part.run_id == newest.run_id:
+                break
+        return str(count or "")
 
     def _logged(self, name: str) -> Mapping[str, Status]:
         """Returns the statuses of a row in the runs of the log."""
