@@ -273,6 +273,8 @@ def ask(
     )
     write_text(output / "prompt.md", prompt)
     yield Fields({"prompt": str(output / "prompt.md")})
+    if _TBE.search(code):
+        yield f"note: {_NO_TBE}"
     if file is not None:
         improved, content["attempts"] = improve(kernel_type, cells, prompt, file, output, problems)
         yield from improved
