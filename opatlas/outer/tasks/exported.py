@@ -60,7 +60,7 @@ class _Name(str):
         return str(self)
 
 
-class _Call(NamedTuple):
+class _MeasuredCall(NamedTuple):
     """A measured row as a call.
 
     Attributes:
@@ -95,7 +95,7 @@ def write_definitions(database: Path, _: None, output: Path) -> Result:
         raise OpAtlasError(f"{output}: exists: name a new folder")
     source, lines, problems = Database(database), list[tuple[str, str, int]](), list[str]()
     for kernel_type in track(source.kernel_types(), "export, kernel types"):
-        refused, calls = Counter[str](), list[_Call]()
+        refused, calls = Counter[str](), list[_MeasuredCall]()
         for row in source.read(kernel_type).rows():
             if Status.from_cell(row.get(STATUS, "")) is Status.MEASURED:
                 try:
@@ -118,7 +118,7 @@ def write_definitions(database: Path, _: None, output: Path) -> Result:
     return Result([Table(("kernel type", "definition", "workloads"), lines, title=str(output))], problems=problems)
 
 
-def _call(kernel_type: str, cells: Mapping[str, str]) -> _Call:
+def _call(kernel_type: str, cells: Mapping[str, str]) -> _MeasuredCall:
     """Returns a row as a call. Raises Unsupported for what a definition cannot have, and what its replay raises."""
     if kernel_type not in replays_of_bench():
         raise Unsupported("it has no replay")
@@ -146,7 +146,7 @@ def _call(kernel_type: str, cells: Mapping[str, str]) -> _Call:
         if dtype not in (_RESULTS if name.startswith("result_") else _INPUTS) or not tensors[name].is_contiguous():
             raise Unsupported(f"{name} is {dtype}{'' if tensors[name].is_contiguous() else ', with strides'}")
     uuid = sha256(f"{kernel_type}|{signature(kernel_type, cells)}".encode()).hexdigest()[:16]
-    return _Call(uuid, passed, names, text, specs)
+    return _MeasuredCall(uuid, passed, names, text, specs)
 
 
 def _replaced(value: Any, others: Mapping[int, Any]) -> Any:
@@ -161,10 +161,10 @@ def _run(text: str) -> Callable[..., Any]:
     return run
 
 
-def _definitions(calls: Sequence[_Call]) -> Iterator[list[_Call]]:
+def _definitions(calls: Sequence[_MeasuredCall]) -> Iterator[list[_MeasuredCall]]:
     """Yields the calls of each definition."""
 
-    def form(call: _Call) -> object:
+    def form(call: _MeasuredCall) -> object:
         return call.text, tuple((name, dtype, len(shape)) for name, (dtype, shape) in call.tensors.items())
 
     for own in grouped((form(call), call) for call in calls).values():
@@ -174,7 +174,7 @@ def _definitions(calls: Sequence[_Call]) -> Iterator[list[_Call]]:
         yield from grouped((tuple(call.sizes()[at] for at in free), call) for call in own).values()
 
 
-def _expect_right(call: _Call) -> None:
+def _expect_right(call: _MeasuredCall) -> None:
     """Runs a reference on random inputs. Raises its errors, WrongResult, and Unsupported for infinities and NaN."""
     of_inputs = {name: call.tensors[name] for name in dict.fromkeys(call.names.values())}
     drawn = {name: random_input(shape, dtype) for name, (dtype, shape) in of_inputs.items()}
@@ -187,7 +187,7 @@ def _expect_right(call: _Call) -> None:
     check(call.passed.expected, arguments, keywords, [results[int(place)] for place in places], 0)
 
 
-def _write(output: Path, kernel_type: str, own: Sequence[_Call]) -> str:
+def _write(output: Path, kernel_type: str, own: Sequence[_MeasuredCall]) -> str:
     """Writes a definition and its workloads, and returns its name."""
     axes, columns = dict[tuple[int, ...], str](), zip(*(call.sizes() for call in own), strict=True)
     specs = {
