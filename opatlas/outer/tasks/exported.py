@@ -43,7 +43,7 @@ from opatlas.run.registry import replays_of_bench
 from opatlas.run.replay import RecordedCall
 from opatlas.run.result_check import check
 from opatlas.show.result import Result, Table
-from opatlas.text import exception_line, pluralize
+from opatlas.text import exception_line
 
 _KERNELS = "opatlas.bench."
 #: A few numbers may all lie in the domain of a logarithm: so many, about, are drawn.
@@ -93,29 +93,29 @@ def write_definitions(database: Path, _: None, output: Path) -> Result:
     """
     if output.exists():
         raise OpAtlasError(f"{output}: exists: name a new folder")
-    source, lines, problems = Database(database), list[tuple[str, str, int]](), list[str]()
+    source, lines, refused = Database(database), list[tuple[str, str, int]](), Counter[tuple[str, str]]()
     for kernel_type in track(source.kernel_types(), "export, kernel types"):
-        refused, calls = Counter[str](), list[_MeasuredCall]()
+        calls = list[_MeasuredCall]()
         for row in source.read(kernel_type).rows():
             if Status.from_cell(row.get(STATUS, "")) is Status.MEASURED:
                 try:
                     calls.append(_call(kernel_type, row))
                 except Exception as error:
-                    refused[exception_line(error)] += 1
+                    refused[kernel_type, exception_line(error)] += 1
         for own in _definitions(calls):
             try:
                 smallest = min(own, key=lambda each: sum(each.sizes()))
                 for _draw in range(1 + _DRAWN // max(sum(smallest.sizes()), 1)):
                     _expect_right(smallest)
             except Exception as error:
-                refused[exception_line(error)] += len(own)
+                refused[kernel_type, exception_line(error)] += len(own)
                 continue
             lines.append((kernel_type, _write(output, kernel_type, own), len(own)))
-        for why, count in refused.items():
-            problems.append(f"{kernel_type}: {pluralize(count, 'row is', 'rows are')} not written: {why}")
     if not lines:
-        raise OpAtlasError(f"{database}: no row can be written as a definition: {'; '.join(problems)}")
-    return Result([Table(("kernel type", "definition", "workloads"), lines, title=str(output))], problems=problems)
+        raise OpAtlasError("; ".join([f"{database}: no row can be a definition", *map(": ".join, refused)]))
+    written = Table(("kernel type", "definition", "workloads"), lines, title=str(output))
+    rows = [(kernel_type, count, why) for (kernel_type, why), count in refused.items()]
+    return Result([written, Table(("kernel type", "rows", "why"), rows, title="not written")])
 
 
 def _call(kernel_type: str, cells: Mapping[str, str]) -> _MeasuredCall:
