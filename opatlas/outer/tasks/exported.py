@@ -229,6 +229,7 @@ def _source(function: Callable[..., Any]) -> tuple[str, str]:
         for place in ("torch", "torch.nn.functional", "torch.Tensor"):
             if getattr(resolve_name(place), name, None) is function:
                 return "import torch", f"{place}.{name}"
+        raise Unsupported(f"{name} is no function of torch")
     found: dict[str, tuple[Any, str]] = {"torch": (torch, "import torch")}
     _add(name, function, found)
     return "\n".join(["from __future__ import annotations", *(text for _, text in found.values())]), name
