@@ -77,7 +77,7 @@ SCHEDULERS = "opatlas.schedulers"
 ROW_SOURCES = "opatlas.row_sources"
 #: Values write pages of the site of `opatlas report` (opatlas/show/site).
 REPORT_PAGES = "opatlas.report_pages"
-#: Values write files of `opatlas export` with the ending that is their name (opatlas/cli/query.py).
+#: Values write files of `opatlas export` with the ending that is their name, or a folder (opatlas/cli/query.py).
 EXPORTS = "opatlas.exports"
 #: Values make files to begin kernels with (opatlas/cli/implementations.py).
 KERNEL_TEMPLATES = "opatlas.kernel_templates"

@@ -220,7 +220,7 @@ def export(
     *,
     output: Path,
 ) -> Result:
-    """Write the stored rows as one typed table for other tools, durations in us; or traces of DEFINITIONS.
+    """Write the stored rows for other tools: one typed table, durations in us; definitions; traces of DEFINITIONS.
 
     The table leaves out rows that cannot answer a question, as opatlas query does.
 
@@ -230,16 +230,15 @@ def export(
         database: folder of {KernelType}.csv files, or name of a device.
         definitions: what DB measured with `opatlas bench --tasks DEFINITIONS`: a folder or file of definitions of
             flashinfer-bench or SOL-ExecBench.
-        output: FILE.parquet or FILE.csv of the table; FILE.jsonl of the traces.
+        output: FILE.parquet or FILE.csv of the table; FILE.jsonl of the traces; a new folder of definitions with their
+            workloads, for flashinfer-bench and SOL-ExecBench.
     """
-    if (traces := extensions(EXPORTS).get(output.suffix[1:])) is not None:
-        if definitions is None:
-            raise UsageError(f"--output {output}: name the definitions, after {database}")
-        return traces.load()(database_folder(database), definitions, output)
-    if definitions is not None:
-        raise UsageError(f"{definitions}: the traces of definitions go to --output FILE.jsonl")
+    if (output.suffix == ".jsonl") is (definitions is None):
+        raise UsageError(f"--output {output}: name the definitions after {database} for FILE.jsonl, and for no other")
+    if (writer := extensions(EXPORTS).get(output.suffix[1:] or "folder")) is not None:
+        return writer.load()(database_folder(database), definitions, output)
     if output.suffix not in (".parquet", ".csv"):
-        raise UsageError(f"--output {output}: end the name with .parquet, .csv, or .jsonl for traces")
+        raise UsageError(f"--output {output}: end the name with .parquet, .csv, .jsonl for traces, or name a folder")
     opened = open_database(database)
     rows = long_table(opened)
     if rows.empty:

@@ -64,7 +64,7 @@ def template(folder: Path, kernel_type: str, cells: Mapping[str, str]) -> str:
     """Returns the file of a kernel type, from the arguments that its replay passes for a row. Raises ReplayError."""
     replay_function = replays_of_bench()[kernel_type]
     passed = arguments_of_replay(replay_function, kernel_type, cells)
-    parameters = _parameters(passed)
+    parameters = parameters_of(passed)
     bound = inspect.Signature(parameters).bind(*passed.arguments, **passed.keywords).arguments
     width = max(map(len, bound), default=0)
     function = _torch_name(replay_function, passed)
@@ -81,7 +81,7 @@ def template(folder: Path, kernel_type: str, cells: Mapping[str, str]) -> str:
     )
 
 
-def _parameters(passed: RecordedCall) -> list[inspect.Parameter]:
+def parameters_of(passed: RecordedCall) -> list[inspect.Parameter]:
     """Returns the parameters of a torch function without annotations: all of a Python function, else those passed."""
     kind = inspect.Parameter
     if inspect.isfunction(passed.impl):

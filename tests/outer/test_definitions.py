@@ -24,6 +24,7 @@ from opatlas.run.devices.device import DeviceSpec
 from opatlas.run.implementation_catalog import read_directory
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.runner import Runner
+from opatlas.show.result import Table
 
 SCALE = {
     "name": "scale_n8",
@@ -215,3 +216,52 @@ def test_what_was_measured_is_written_as_traces(data_set: Path, tmp_path: Path) 
         latencies = {"latency_ms": 0.002, "reference_latency_ms": 0.006, "speedup_factor": 3.0}
         assert evaluation["performance"] == (latencies if passed else None)
         assert evaluation["environment"]["hardware"] == "NVIDIA_H200"
+
+
+def test_measured_rows_are_written_as_definitions_which_are_tasks(tmp_path: Path) -> None:
+    rows = {
+        "RmsNorm": [row(f"{m},64;64", f"{m},64;{m},1", results="FLOAT;FLOAT") for m in (2, 3)],
+        "SwiGlu": [row(f"4,{width}", f"4,{width // 2}", "FLOAT") for width in (12, 10)],
+        "Log": [row("4,8", "4,8", "FLOAT")],
+        "GatherV2": [row("8,4;2", "2,4", "FLOAT;INT64")],
+        "InplaceAddRmsNorm": [row("2,64;2,64;64", "2,64;2,1;2,64", "FLOAT;FLOAT;FLOAT", "FLOAT;FLOAT;FLOAT")],
+        "Unknown": [row("4,8", "4,8", "FLOAT")],
+    }
+    rows["RmsNorm"].append({**rows["RmsNorm"][0], col.INPUT_SHAPES: "9,64;64", col.STATUS: "failed"})
+    folder = tmp_path / "written"
+    _, refused = export(str(write_database(tmp_path / "db", rows)), output=folder).parts
+    assert isinstance(refused, Table)
+    assert [each[:2] for each in refused.rows] == [
+        (name, 1) for name in ("GatherV2", "InplaceAddRmsNorm", "Log", "Unknown")
+    ]
+    with pytest.raises(OpAtlasError):
+        export(str(tmp_path / "db"), output=folder)
+    definitions = [json.loads(file.read_text()) for file in sorted(folder.glob("definitions/norm/*.json"))]
+    assert [each["name"].split("_")[0] for each in definitions] == ["RmsNorm", "SwiGlu", "SwiGlu"]
+    assert {each["op_type"] for each in definitions} == {"norm"}
+    norm, *gates = definitions
+    assert norm["axes"] == {
+        "x_axis0": {"type": "var"},
+        "x_axis1": {"type": "const", "value": 64},
+        "result_1_axis1": {"type": "const", "value": 1},
+    }
+    assert norm["inputs"] == {
+        "x": {"shape": ["x_axis0", "x_axis1"], "dtype": "float32"},
+        "gamma": {"shape": ["x_axis1"], "dtype": "float32"},
+    }
+    assert [each["shape"] for each in norm["outputs"].values()] == [
+        ["x_axis0", "x_axis1"],
+        ["x_axis0", "result_1_axis1"],
+    ]
+    # No axis of the inputs has the width of the outputs: each width is a definition.
+    assert [[axis["type"] for axis in each["axes"].values()] for each in gates] == [["const"] * 3] * 2
+    lines = list(map(json.loads, (folder / f"workloads/norm/{norm['name']}.jsonl").open()))
+    assert [(line["definition"], line["axes"]) for line in lines] == [(norm["name"], {"x_axis0": m}) for m in (2, 3)]
+    assert all(line["workload"].items() <= line.items() for line in lines)
+    shapes = [[tuple(x.shape) for x in inputs] for inputs in TaskModule(read_tasks(folder)[0]).input_lists()]
+    assert shapes == [[(2, 64), (64,)], [(3, 64), (64,)]]
+    for task in read_tasks(folder):
+        job = replace(job_of_candidate(task.path, tmp_path / "none.py"), source=None)
+        judgement = Judgement.of(run_judged(Runner(DeviceSpec("cpu"), MeasureSettings(repeat_count=2)).run, job))
+        assert judgement is not None
+        assert judgement.passed

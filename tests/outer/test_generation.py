@@ -62,20 +62,6 @@ def test_modifications_are_found(form: str) -> None:
     assert changed == FORMER.replace("y = 2", "y = 3")
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "before", "after"),
-    [
-        ("        y = 2", "        y = 3\n        z = 4", "        y = 2\n", "        y = 3\n        z = 4\n"),
-        # Without the indentation of the code, which the new lines get.
-        ("x = 1\ny = 2", "x = 5\nif x:\n    y = 6", "x = 1\n        y = 2", "x = 5\n        if x:\n            y = 6"),
-        ("            y = 2  ", "            y = 6", "        y = 2\n", "        y = 6\n"),
-        ("\nreturn x +  y\n", "return x", "        return  x + y\n", "        return x\n"),
-    ],
-)
-def test_three_steps_find_a_string(old: str, new: str, before: str, after: str) -> None:
-    assert read_answer(answer((old, new)), FORMER) == FORMER.replace(before, after, 1)
-
-
 def test_a_modification_sees_those_before_it() -> None:
     assert read_answer(answer(("y = 2", "y = 7"), ("y = 7", "y = 8")), FORMER) == FORMER.replace("y = 2", "y = 8")
 
@@ -95,6 +81,7 @@ def test_a_modification_sees_those_before_it() -> None:
         (answer(("y = 2", "y = 2")), "no_change"),
         (answer((" ", "y = 2")), "no_change"),
         (answer(("q = 2", "q = 3")), "not_found"),
+        (answer(("x = 1\ny = 2", "x = 5")), "not_found"),
         (answer(("x = 1", "x = 2")), "ambiguous"),
         (answer(("y = 2", "y = 3"), ("y = 2", "y = 4")), "not_found"),
     ],

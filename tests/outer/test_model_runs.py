@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,11 +11,10 @@ from typing import Any, cast
 import pandas as pd
 import pytest
 from opatlas.plugins.cases import CaseTable, Fate, SessionCase, row_of
-from simulated_attempts import attempt, write_run
 
 from opatlas.errors import OpAtlasError
 from opatlas.outer.generation.attempts import AttemptLog
-from opatlas.outer.generation.experiment import ROUTED, TaskName, read_experiment
+from opatlas.outer.generation.experiment import ROUTED, read_experiment
 from opatlas.outer.generation.session_models import model_settings
 from opatlas.outer.judging.judgement import ErrorClass, Judgement, Level
 from opatlas.outer.tasks.task import read_tasks
@@ -189,30 +188,6 @@ def test_a_route_asks_one_model_in_attempts_of_its_own(tmp_path: Path) -> None:
     assert [(each.asked, each.cost_usd) for each in attempts] == [("demo", 0.5)] * 2
 
 
-def test_a_route_is_made_from_attempts_at_other_tasks(tmp_path: Path) -> None:
-    passes = {"demo": ("C1", "C4"), "large": ("C4",), "not in the file": ("C1", "C4"), ROUTED: ("C1", "C4")}
-    found = [
-        attempt(
-            model,
-            f"{complexity}/{at}",
-            ErrorClass.PASS if complexity in of else ErrorClass.OOM,
-            complexity=complexity,
-            cost_usd=cost,
-        )
-        for cost, (model, of) in enumerate(passes.items())
-        for complexity in ("C1", "C4")
-        for at in range(2)
-    ]
-    found[3] = replace(found[3], judgement=WRONG)  # demo at C4/1
-    write_run(tmp_path / "run", found)
-    path = models_file(tmp_path, models=BOTH, answers=".", route="run")
-    route = model_settings(path, "cpu").route
-    assert route is not None
-    assert [route(complexity, TaskName("set", "new")) for complexity in ("C1", "C2", "C4")] == ["demo", "demo", "large"]
-    # The failure of demo at this very task does not count.
-    assert route("C4", TaskName("set", "C4/1")) == "demo"
-
-
 _SERVER = {"endpoint": "http://h"}
 
 
@@ -237,7 +212,7 @@ _SERVER = {"endpoint": "http://h"}
                 ({"C1": "demo"}, "C2"),
                 ({"other": "demo", "C5": "demo"}, "C5"),
                 ({"other": "large"}, "large"),
-                ("no_such_run", "no_such_run"),
+                ("a_run", "route"),
             )
         ),
         ({"models": {ROUTED: _SERVER}}, ROUTED),

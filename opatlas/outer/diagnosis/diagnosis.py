@@ -113,13 +113,6 @@ class CapturedTimeline:
         gaps = self.launches[["step", "idle_us", "host_us"]].assign(after=types.shift(), before=types)
         return gaps[gaps["idle_us"] > 0].nlargest(most, "idle_us")
 
-    def launch_bound_stretches(self, most: int) -> pd.DataFrame:
-        """Returns the runs of launches that each waited for the host by their first lines, the most idle time first."""
-        bound = self.launches["host_us"] > 0
-        runs = self.launches[bound].reset_index(names="line").groupby((~bound).cumsum()[bound].to_numpy())
-        sums = runs.agg(line=("line", "first"), gaps_us=("idle_us", "sum"), busy_us=("busy_us", "sum"))
-        return sums.assign(launches=runs.size()).nlargest(most, "gaps_us").set_index("line")
-
 
 class Diagnosis:
     """The verdicts on the kernels of a place.

@@ -8,8 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar
 
-import pandas as pd
-
 from opatlas.capture.capture_reader import DURATION, NAME
 from opatlas.errors import UsageError
 from opatlas.formats import microseconds, percent
@@ -21,7 +19,7 @@ from .diagnosis import CapturedTimeline, Diagnosis, KernelFinding, RankedKernel,
 from .verdicts import KernelVerdict, limit, verdict_rules
 
 T = TypeVar("T")
-#: The gaps and stretches of a timeline that are told, and the kernels of the ranking whose verdicts come first.
+#: The gaps of a timeline that are told, and the kernels of the ranking whose verdicts come first.
 GAPS, FIRST = 10, 10
 #: Shapes without the empty slots.
 SHAPES = Column("shapes", lambda cell: "; ".join(filter(None, cell.split(";"))))
@@ -135,14 +133,13 @@ def _ranking(found: Diagnosis) -> Table:
 
 
 def _timeline_tables(found: Diagnosis) -> Iterator[Part]:
-    """Yields for each device busy and idle time by phase, the longest gaps, and the longest waits for the host."""
+    """Yields for each device busy and idle time by phase, and the longest gaps."""
     timelines = [timeline_as_json(found, each) for each in found.timelines]
     several = Column("capture", wide=len(timelines) < 2)
     title = "timeline; before: gaps before steps; host: gaps in which the host launched the next kernel"
     shown = {
         "phases": (title, ("phase", "steps", "launches", "busy_us", "gaps_us", "before_us", "host_us", "longest_us")),
         "gaps": ("longest gaps", ("idle_us", "after", "before", "step", "host_us", "line")),
-        "launch_bound_stretches": ("longest launch-bound stretches", ("launches", "gaps_us", "busy_us", "line")),
     }
     for part, (name, keys) in shown.items():
         rows = [(each["capture"], *(row[key] for key in keys)) for each in timelines for row in each[part]]
@@ -157,19 +154,15 @@ def _us(value: float) -> str:
 
 
 def timeline_as_json(found: Diagnosis, of: CapturedTimeline) -> dict[str, Any]:
-    """Returns times by phase and step, the longest gaps and launch-bound stretches of a timeline, in microseconds."""
-
-    def placed(rows: pd.DataFrame) -> list[dict[str, Any]]:
-        return rows.assign(line=list(map(found.place, rows.index))).to_dict("records")
-
+    """Returns times by phase and step, and the longest gaps of a timeline, in microseconds."""
+    gaps = of.longest_gaps(GAPS)
     return {
         "capture": of.capture,
         "is_excerpt": of.is_excerpt,
         "span_us": float(of.launches[["busy_us", "idle_us"]].to_numpy().sum()),
         "phases": of.times("phase").to_dict("records"),
         "steps": of.times("step").to_dict("records"),
-        "gaps": placed(of.longest_gaps(GAPS)),
-        "launch_bound_stretches": placed(of.launch_bound_stretches(GAPS)),
+        "gaps": gaps.assign(line=list(map(found.place, gaps.index))).to_dict("records"),
     }
 
 

@@ -2,15 +2,15 @@
 
 Of a task that a model tried in several runs, the outcome of the last run counts; the earlier ones are repeats.
 
-A route is strategy C as it is run: the complexity of a task chooses the model that is asked. The file of --models has
-its table, or names a folder with attempts of its models, from which the table is made.
+A route is strategy C as it is run: the complexity of a task chooses the model that is asked, by a table in the file of
+--models.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import fsum
@@ -97,13 +97,6 @@ class Experiment:
         lines = [_outcome(model, task, loop, self.complexities[task]) for (model, task), loop in self.loops.items()]
         index = pd.MultiIndex.from_tuples([(model, *task) for model, task in self.loops], names=["of", "set", "name"])
         self.outcomes: pd.DataFrame = pd.DataFrame(lines, index=index if lines else None)
-
-    def of_models(self, models: Collection[str]) -> Experiment:
-        """Returns the same experiment with some of the models alone."""
-        kept = [
-            replace(run, loops={key: loop for key, loop in run.loops.items() if key[0] in models}) for run in self.runs
-        ]
-        return Experiment(kept)
 
     @property
     def common_tasks(self) -> list[TaskName]:
@@ -401,8 +394,8 @@ def strategy_results(experiment: Experiment) -> list[Figures]:
     return found
 
 
-#: Returns the model for a complexity and a task.
-Route = Callable[[str, TaskName], str]
+#: Returns the model for a complexity.
+Route = Callable[[str], str]
 #: The key of a table for the complexities that it does not name.
 OTHER_CLASSES = "other"
 
@@ -411,18 +404,10 @@ def route_of(path: Path, file: ModelsFile) -> Route | None:
     """Returns the route of a file of models; None if it has none.
 
     Raises:
-        UsageError: a table leaves out a complexity, or names another model than those of the file; a folder has no
-            attempts of these.
-        OpAtlasError: a file of attempts cannot be read.
+        UsageError: a table leaves out a complexity, or names another model than those of the file.
     """
-    if isinstance(file.route, str):
-        if not file.route:
-            return None
-        expect_folder(Path(file.route), "name the folder of a run with models", option=f"{path}: route")
-        experiment = read_experiment([Path(file.route)]).of_models(file.models)
-        if not experiment.loops:
-            raise UsageError(f"{path}: route: {file.route} has no attempts of {', '.join(file.models)}")
-        return Selector(experiment).best
+    if not file.route:
+        return None
     if ROUTED in file.models:
         raise UsageError(f"{path}: {ROUTED} is the name of the route: rename the model")
     table = file.route
@@ -434,4 +419,4 @@ def route_of(path: Path, file: ModelsFile) -> Route | None:
             f"{path}: route: {wrong[0]}: give one of the models for each of {', '.join(CLASSES)}, or for some of them "
             f"and for `{OTHER_CLASSES}`"
         )
-    return lambda complexity, task: table.get(complexity) or table[OTHER_CLASSES]
+    return lambda complexity: table.get(complexity) or table[OTHER_CLASSES]

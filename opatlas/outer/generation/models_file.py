@@ -110,8 +110,8 @@ class ModelsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         attempts: the most attempts of a model at a task, the first answer included.
         cost_limit: no request is sent once the recorded attempts cost as many dollars; None: no limit.
         answers: the folder of recorded answers; "": the one beside the attempts.
-        route: the model that is asked about a task, by the complexity of the task, or the folder of attempts that tell
-            it (experiment.py); "": each model is asked about each task.
+        route: the model that is asked about a task, by the complexity of the task; empty: each model is asked about
+            each task.
     """
 
     models: dict[str, NamedModel]
@@ -119,7 +119,7 @@ class ModelsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     attempts: _Count = 5
     cost_limit: _Dollars | None = None
     answers: str = ""
-    route: dict[str, str] | str = ""
+    route: dict[str, str] = {}
 
     def prices(self) -> Mapping[str, Price]:
         """Returns the prices of the file, and those that ship for models without one."""
@@ -147,5 +147,4 @@ def read_models(path: Path) -> ModelsFile:
             "million tokens), or `request` ($)"
         )
     answers = str(absolute_path(path.parent / file.answers)) if file.answers else ""
-    route = str(absolute_path(path.parent / file.route)) if file.route and isinstance(file.route, str) else file.route
-    return msgspec.structs.replace(file, answers=answers, route=route)
+    return msgspec.structs.replace(file, answers=answers)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -141,9 +141,7 @@ def _texts() -> _Texts:
 #:
 #: {"modifications": [{"old_string": "BLOCK = 1024", "new_string": "BLOCK = 256"}]}
 #:
-#: Further keys are allowed. They are applied one after the other, each to the result of the one before. `old_string`
-#: is looked for exactly; line by line without leading and trailing blanks; line by line with runs of blanks as one.
-#: These are the first three steps of AKG (op/utils/diff_utils.py, CodeMatcher); its fuzzy step is left out.
+#: Further keys are allowed. They are applied one after the other, each to the result of the one before.
 _FENCE = re.compile(r"^[ \t]*(`{3,})[ \t]*([\w+-]*)[^\n`]*$", re.MULTILINE)
 _THOUGHTS = re.compile(r"<think>.*?</think>", re.DOTALL)
 _PYTHON = ("", "python", "py", "python3", "triton")
@@ -250,56 +248,9 @@ def _modified(source: str | None, changes: Sequence[_Modification]) -> str:
         raise _Refused("nothing_to_modify", "the answer holds modifications, and there is no former code")
     for number, change in enumerate(changes, 1):
         old = change.old_string
-        places = next((found for step in _STEPS if (found := step(source, old))), [])
-        if len(places) != 1:
-            times = f"occurs {len(places)} times" if places else "does not occur"
+        if (count := len(re.findall(f"(?={re.escape(old)})", source))) != 1:
+            times = f"occurs {count} times" if count else "does not occur"
             why = f"modification {number}: {times} in the code: {old[:200]!r}"
-            raise _Refused("ambiguous" if places else "not_found", why)
-        start, end = places[0]
-        source = source[:start] + _indented(change.new_string, old, source[start:end]) + source[end:]
+            raise _Refused("ambiguous" if count else "not_found", why)
+        source = source.replace(old, change.new_string)
     return source
-
-
-def _exact(source: str, old: str) -> list[tuple[int, int]]:
-    found = (match.start() for match in re.finditer(f"(?={re.escape(old)})", source))
-    return [(at, at + len(old)) for at in found]
-
-
-def _by_lines(normal: Callable[[str], str]) -> Callable[[str, str], list[tuple[int, int]]]:
-    """Returns a step that compares lines in a normal form. Blank lines around the string do not count."""
-
-    def places(source: str, old: str) -> list[tuple[int, int]]:
-        wanted = [normal(line) for line in old.strip("\n").split("\n")]
-        lines = source.split("\n")
-        normals = [normal(line) for line in lines]
-        starts = [0]
-        for line in lines:
-            starts.append(starts[-1] + len(line) + 1)
-        return [
-            (starts[at], starts[at + len(wanted)] - 1)
-            for at in range(len(lines) - len(wanted) + 1)
-            if normals[at : at + len(wanted)] == wanted
-        ]
-
-    return places
-
-
-_STEPS = (_exact, _by_lines(str.strip), _by_lines(lambda line: " ".join(line.split())))
-
-
-def _indented(new: str, old: str, found: str) -> str:
-    """Returns the new string with the indentation of the code that it replaces."""
-    if found == old:
-        return new
-    margin, own = _indentation(found), _indentation(old)
-    shift = len(margin) - len(own)
-    lines = new.strip("\n").split("\n")
-    if shift >= 0:
-        return "\n".join(margin[:shift] + line if line.strip() else line for line in lines)
-    return "\n".join(line[min(-shift, len(_indentation(line))) :] for line in lines)
-
-
-def _indentation(text: str) -> str:
-    """Returns the blanks before the first line that is not blank."""
-    first = next((line for line in text.split("\n") if line.strip()), "")
-    return first[: len(first) - len(first.lstrip())]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from enum import Enum
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,10 +17,8 @@ from opatlas.formats import percent, ratio
 from opatlas.outer.judging.judgement import ErrorClass
 from opatlas.row.location import default_database_of
 from opatlas.show.result import Column, Fields, Part, Result, Table
-from opatlas.text import Word
 
 from . import experiment as achieved
-from .attempts import ModelAttempt
 
 _ALL, _OF_ALL = "all", ("group", "complexity", "model")
 _STRATEGIES = {
@@ -132,9 +129,8 @@ def _is_of_suite(path: Path) -> bool:
     return any(is_folder(file.stem) for file in path.glob("*.csv"))
 
 
-#: The tables of an experiment: task_sets and complexities (figures of each model), classes and groups (shares of
-#: errors, the latter of the failed attempts and tasks), speed_ups, selection (the model to choose for each complexity),
-#: strategies.
+#: The tables of an experiment: task_sets and complexities (figures of each model), classes (shares of errors),
+#: speed_ups, selection (the model to choose for each complexity), strategies.
 ExperimentReport = Mapping[str, Sequence[achieved.Figures]]
 
 
@@ -143,8 +139,7 @@ def make_report(experiment: achieved.Experiment) -> ExperimentReport:
     return {
         "task_sets": achieved.figures_by(experiment, "task_set", [*experiment.task_sets, None]),
         "complexities": achieved.figures_by(experiment, "complexity", sorted(set(experiment.complexities.values()))),
-        "classes": error_shares(experiment, lambda attempt: attempt.judgement.error_class, ErrorClass),
-        "groups": error_shares(experiment, error_group, ErrorGroup),
+        "classes": error_shares(experiment),
         "speed_ups": [
             achieved.figures(experiment.outcomes),
             *(achieved.figures(own, model) for model, own in experiment.by_model()),
@@ -180,9 +175,8 @@ def _parts(experiment: achieved.Experiment, report: ExperimentReport) -> Iterato
     costs = "cost_usd cost_per_pass_usd generation_s run_s"
     yield _table("costs of all tasks", of_all, f"model {costs} tokens")
     yield _by_complexity(experiment, report)
-    for title, name in (("error classes", "classes"), ("groups of errors, of what failed", "groups")):
-        found = sorted((each for each in report[name] if each["model"] is None), key=lambda each: -each["attempts"])
-        yield _table(title, found, "error attempts attempts_share tasks tasks_share")
+    found = sorted((each for each in report["classes"] if each["model"] is None), key=lambda each: -each["attempts"])
+    yield _table("error classes", found, "error attempts attempts_share tasks tasks_share")
     fast = " ".join(f"{p:g}" for p in FAST)
     yield _table("speed-ups of the passed tasks", report["speed_ups"], f"model passed timed own geometric_mean {fast}")
     if report["selection"]:
@@ -213,7 +207,6 @@ def _counts(experiment: achieved.Experiment) -> dict[str, Any]:
     free = [model for model, own in experiment.by_model() if not own["cost_usd"].any()]
     irregular = {
         "lines cut off": sum(run.torn for run in experiment.runs),
-        "attempts with estimated tokens": sum(each.tokens_estimated for each in attempts),
         **{f"not tried by {model}": len(experiment.complexities) - len(own) for model, own in experiment.by_model()},
     }
     return {
@@ -237,50 +230,13 @@ def _by_complexity(experiment: achieved.Experiment, report: ExperimentReport) ->
     )
 
 
-class ErrorGroup(Word):
-    """Error classes as the tables of older experiments with Triton-Ascend have them."""
-
-    COMPILE = "compile"
-    MISMATCH = "mismatch"
-    RUNTIME = "run time"
-    INIT = "construction"
-    OTHER = "other"
-
-
-_GROUPS = {
-    ErrorClass.COMPILE: ErrorGroup.COMPILE,
-    **dict.fromkeys((ErrorClass.MISMATCH, ErrorClass.INTERFACE, ErrorClass.UNSTABLE), ErrorGroup.MISMATCH),
-    **dict.fromkeys((ErrorClass.RUNTIME, ErrorClass.OOM, ErrorClass.TIMEOUT, ErrorClass.CRASH), ErrorGroup.RUNTIME),
-    ErrorClass.INIT_ARGS: ErrorGroup.INIT,
-}
-#: ACL's code and word for an exception of a vector core, a run-time error that those tables count under compilation.
-_VECTOR_CORE = ("507035", "vector core exception")
-
-
-def error_group(attempt: ModelAttempt) -> ErrorGroup | None:
-    """Returns the group of an attempt's error; None if it passed."""
-    if attempt.passed:
-        return None
-    judgement = attempt.judgement
-    words = f"{judgement.sub_class} {judgement.text}".lower()
-    if judgement.error_class is ErrorClass.RUNTIME and any(word in words for word in _VECTOR_CORE):
-        return ErrorGroup.COMPILE
-    return _GROUPS.get(judgement.error_class, ErrorGroup.OTHER)
-
-
-def error_shares(
-    experiment: achieved.Experiment, error_of: Callable[[ModelAttempt], Enum | None], kinds: Iterable[Enum]
-) -> list[achieved.Figures]:
-    """Returns how often attempts, and tasks by their final attempt, ended with each error that occurs.
-
-    Shares are of those that `error_of` names an error of: of all models together (None), then of each.
-    """
+def error_shares(experiment: achieved.Experiment) -> list[achieved.Figures]:
+    """Returns how often attempts, and tasks by their final attempt, ended with each class: of all models, then each."""
     found: list[achieved.Figures] = []
     for model in (None, *experiment.models):
         loops = [loop for (name, _), loop in experiment.loops.items() if model in (None, name)]
-        attempts = Counter(error_of(attempt) for loop in loops for attempt in loop)
-        tasks = Counter(error_of(achieved.final_attempt(loop)) for loop in loops)
-        del attempts[None], tasks[None]
+        attempts = Counter(attempt.judgement.error_class for loop in loops for attempt in loop)
+        tasks = Counter(achieved.final_attempt(loop).judgement.error_class for loop in loops)
         found += [
             {
                 "model": model,
@@ -290,7 +246,7 @@ def error_shares(
                 "tasks": tasks[kind],
                 "tasks_share": achieved.share_of(tasks[kind], tasks.total()),
             }
-            for kind in kinds
+            for kind in ErrorClass
             if attempts[kind]
         ]
     return found

@@ -96,7 +96,8 @@ class ModelSettings:
 
     def scores(self, folder: Path) -> Iterator[Table]:
         """Yields what the attempts in a folder achieved, in all sessions, for each model. Raises OpAtlasError."""
-        experiment = Experiment([run_of(folder, AttemptLog(folder).all())]).of_models(self.models.values())
+        asked = (each for each in AttemptLog(folder).all() if each.model in self.models.values())
+        experiment = Experiment([run_of(folder, asked)])
         rows = []
         for model, own in experiment.by_model():
             found = figures(own)
@@ -120,7 +121,7 @@ class ModelSettings:
             "answers": Path(file.answers).name or None,
             "attempts": file.attempts,
             "cost_limit": file.cost_limit,
-            "route": Path(file.route).name or None if isinstance(file.route, str) else file.route,
+            "route": file.route or None,
         }
 
 
@@ -283,7 +284,7 @@ class ModelRuns:
     def _loop(self, name: str, subject: LoopSubject) -> RepairLoop:
         settings, device = self._settings, self._device
         model, task = settings.models[name], TaskName(subject.task_set, subject.name)
-        asked = "" if settings.route is None else settings.route(subject.complexity, task)
+        asked = "" if settings.route is None else settings.route(subject.complexity)
         prompts = Prompts(
             *(subject.full_name, subject.source, device.name, device.kind, settings.language, settings.file.attempts),
             function=subject.candidate,

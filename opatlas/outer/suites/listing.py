@@ -25,7 +25,7 @@ from opatlas.options import read_only_by
 from opatlas.outer.suites import texts
 from opatlas.outer.suites.score import read_score
 from opatlas.outer.tasks.task import complexity_of_task
-from opatlas.progress import progress
+from opatlas.progress import note_after
 from opatlas.row import columns as col
 from opatlas.row.location import default_database_of, suite_path
 from opatlas.run.devices.device import DeviceSpec, kind_named
@@ -88,15 +88,10 @@ def list_suite(suite: str, device_kind: str, operators: tuple[str, ...] = ()) ->
     """
     request = [device_kind, operators] if suite == texts.OPINFO else str(_trace_path(suite))
     found = Listing()
-    with progress(f"cases of {suite}, %", 100.0) as advance:
-        done = 0.0
+    with note_after(f"{suite}: listing its cases, which takes a minute"):
         for told in answers_of(__name__, request, "the cases of the suite cannot be listed"):
-            if isinstance(told, float):
-                advance(100 * told - done)
-                done = 100 * told
-            else:
-                kernel_type, cells, found.schemas[kernel_type] = told
-                found.rows.setdefault(kernel_type, []).append(cells)
+            kernel_type, cells, found.schemas[kernel_type] = told
+            found.rows.setdefault(kernel_type, []).append(cells)
     if not found.rows and not operators:
         raise OpAtlasError("the suite has no case: this torch has no sample of it")
     found.rows = dict(sorted(found.rows.items()))
@@ -295,7 +290,7 @@ def _main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     try:
-        cases = trace_cases(Path(request)) if isinstance(request, str) else list_cases(request[0], request[1], answer)
+        cases = trace_cases(Path(request)) if isinstance(request, str) else list_cases(*request)
         for kernel_type, cells in cases:
             overload = find_overload(texts.overload_of(kernel_type))
             schema = str(overload._schema) if overload is not None else ""

@@ -14,7 +14,7 @@ import types
 import unittest
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -162,32 +162,22 @@ def _recorded(info: Any, sample: Any) -> aten.Call | None:
     return recorder.first if recorder.count == 1 else None
 
 
-def list_cases(
-    device_kind: str, operators: Sequence[str] = (), tell: Callable[[float], object] = lambda share: None
-) -> Iterator[CaseRow]:
+def list_cases(device_kind: str, operators: Sequence[str] = ()) -> Iterator[CaseRow]:
     """Yields the cases of operators.
 
     Args:
         device_kind: a device ("cuda"), whose dtypes count as OpInfo knows them; the samples are made on the CPU.
         operators: the only operators ("add.Tensor"), with their variants; empty: all.
-        tell: gets the share that is done, from time to time.
     """
     known = device_kind if device_kind in _KNOWN_DEVICES else "cuda"
     overloads = list(filter(None, map(aten.find_overload, operators)))
     wanted = {aten.name_of(aten.functional_of(each) or each) for each in overloads}
     infos = opinfos()
-    turns = len(MOST_CASES) + bool(operators)
-
-    def all_of(found: Mapping[str, Any], turn: int) -> Iterator[tuple[str, Any]]:
-        for place, each in enumerate(found.items()):
-            tell((turn + place / len(found)) / turns)
-            yield each
-
     if operators:
-        infos = {name: info for name, info in all_of(infos, 0) if _may_call(name, info, known, wanted)}
-    for turn, (dtype, most) in enumerate(MOST_CASES.items(), bool(operators)):
+        infos = {name: info for name, info in infos.items() if _may_call(name, info, known, wanted)}
+    for dtype, most in MOST_CASES.items():
         by_operator: dict[str, list[_Sample]] = defaultdict(list)
-        for name, info in all_of(infos, turn):
+        for name, info in infos.items():
             if getattr(torch, dtype) in info.supported_dtypes(known):
                 for sample in _recordable(name, dtype):
                     by_operator[aten.name_of(sample.call.overload)].append(sample)

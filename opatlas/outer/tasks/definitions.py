@@ -38,7 +38,7 @@ _TASK = """\
 
 import torch as _opatlas_torch
 
-from opatlas.outer.tasks.definitions import workload_inputs as _opatlas_inputs, workload_outputs
+from opatlas.outer.tasks.definitions import workload_inputs as _opatlas_inputs
 
 
 class Model(_opatlas_torch.nn.Module):
@@ -51,10 +51,6 @@ _OPATLAS_WORKLOADS = {workloads!r}
 
 def get_inputs_dyn_list():
     return [_opatlas_inputs(each, globals()) for each in _OPATLAS_WORKLOADS]
-
-
-def _opatlas_outputs(number):
-    return workload_outputs(_OPATLAS_WORKLOADS[number])
 """
 
 
@@ -202,9 +198,8 @@ def _workloads(path: Path) -> Path:
     """Returns the file of the workloads of a definition."""
     if path.name == _DEFINITION:
         return path.with_name("workload.jsonl")
-    folders = list(path.parts)
-    folders[len(folders) - 1 - folders[::-1].index(_DEFINITIONS)] = "workloads"
-    return Path(*folders).with_suffix(".jsonl")
+    _, root = place_of_definition(path, path)
+    return root / "workloads" / path.relative_to(root / _DEFINITIONS).with_suffix(".jsonl")
 
 
 def workload_lines(path: Path) -> list[bytes]:
@@ -267,11 +262,12 @@ def workload_inputs(call: Mapping[str, Any], module: Mapping[str, Any]) -> list[
     return found
 
 
-def workload_outputs(call: Mapping[str, Any]) -> list[Any]:
-    """Returns memory for the outputs of a workload, on torch's default device. Raises OpAtlasError for a dtype."""
+def workload_outputs(module: Mapping[str, Any], number: int, device: Any) -> list[Any]:
+    """Returns memory for the outputs of a workload of a task. Raises OpAtlasError for a dtype."""
     import torch
 
-    return [torch.empty(shape, dtype=_dtype(name)) for shape, name in call["outputs"]]
+    of_definition = module["_OPATLAS_WORKLOADS"][number]["outputs"]
+    return [torch.empty(shape, dtype=_dtype(name), device=device) for shape, name in of_definition]
 
 
 def _dtype(name: str) -> Any:

@@ -24,6 +24,7 @@ from opatlas.outer.judging.judgement import ReferenceFailed
 from opatlas.outer.judging.memory import CALL_SEED
 from opatlas.outer.judging.results import Compared, FlatResults, compare_results, flat_results
 from opatlas.outer.judging.trial import Constructed, LiveInputs
+from opatlas.outer.tasks.definitions import workload_outputs
 from opatlas.outer.tasks.task import GET_INIT_INPUTS, GET_INPUTS, GET_INPUTS_LIST, MODEL, Task, TaskKind
 from opatlas.row.columns import TASK_INPUTS
 from opatlas.row.errors import MissingPrecondition, Unsupported
@@ -96,9 +97,7 @@ class TaskModule:
 
     def outputs(self, number: int, device: torch.device) -> list[torch.Tensor]:
         """Returns memory for the results of a list of inputs of a definition. Raises OpAtlasError."""
-        with device:
-            found: list[torch.Tensor] = self._names["_opatlas_outputs"](number)
-        return found
+        return workload_outputs(self._names, number, device)
 
     def make(self, seed: int, device: torch.device) -> Any:
         """Returns a new Model on a device; the same seed gives the same weights. Raises ReferenceFailed."""
