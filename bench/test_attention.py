@@ -165,14 +165,9 @@ def test_flash_attention(row, replay):
         raise Unsupported(_DROPPED.format(_DROPOUT))
     row.expect_slots(range(3), (6,))
     call, scale = _training_call(row, row.output_shape(0), 6 if row.has(6) else None)
-    replay(
-        impl.flash_attention_score,
-        *(row.tensor(slot, *fia.RANGE) for slot in range(3)),
-        **call,
-        scale=scale,
-        output_slots=[3, 0, 1],
-        expected=formulas.flash_attention_score,
-    )
+    tensors = (row.tensor(slot, *fia.RANGE) for slot in range(3))
+    call |= {"scale": scale, "output_slots": [3, 0, 1]}
+    replay(impl.flash_attention_score, *tensors, **call, expected=formulas.flash_attention_score)
 
 
 @replays("FlashAttentionScoreGrad", npu="torch_npu.npu_fusion_attention_grad")
@@ -197,20 +192,9 @@ def test_flash_attention_grad(row, replay):
     call, scale = _training_call(row, row.shape(highest), mask[0] if mask else None)
     # Only real outputs of the forward kernel lead to gradients that mean something.
     attention, softmax_max, softmax_sum = impl.flash_attention_score(query, key, value, **call, scale=scale)
-    replay(
-        impl.flash_attention_grad,
-        query,
-        key,
-        value,
-        row.tensor(3),
-        **call,
-        softmax_max=softmax_max,
-        softmax_sum=softmax_sum,
-        attention_in=attention,
-        scale_value=scale,
-        output_slots=[0, 1, 2],
-        expected=formulas.flash_attention_grad,
-    )
+    call |= {"softmax_max": softmax_max, "softmax_sum": softmax_sum, "attention_in": attention, "scale_value": scale}
+    call |= {"output_slots": [0, 1, 2], "expected": formulas.flash_attention_grad}
+    replay(impl.flash_attention_grad, query, key, value, row.tensor(3), **call)
 
 
 def _training_call(row, statistics, mask):

@@ -18,21 +18,15 @@ def test_lightning_indexer(row, replay):
     """Checks the outputs keys of each query, perhaps their scores."""
     arguments, keywords = _indexer_call(row)
     with_values = len(row.output_slots) > 1 and len(row.output_slots[1].shape) > 1
-    replay(
-        impl.lightning_indexer,
-        *arguments,
-        **keywords,
-        return_value=with_values,
-        output_slots=[0, 1] if with_values else [0],
-        expected=formulas.lightning_indexer,
-    )
+    keywords |= {"return_value": with_values, "output_slots": [0, 1] if with_values else [0]}
+    replay(impl.lightning_indexer, *arguments, **keywords, expected=formulas.lightning_indexer)
 
 
 @replays("LightningIndexerVllm", npu="torch.ops._C_ascend.npu_lightning_indexer")
 def test_lightning_indexer_vllm(row, replay, custom_opp):
     """Replays LightningIndexer without scores, the kernel of older versions of vllm-ascend."""
     arguments, keywords = _indexer_call(row)
-    replay(impl.lightning_indexer_vllm, *arguments, **keywords, output_slots=[0], expected=formulas.lightning_indexer)
+    replay(impl.lightning_indexer, *arguments, **keywords, output_slots=[0], expected=formulas.lightning_indexer)
 
 
 def _indexer_call(row):
@@ -140,11 +134,11 @@ def test_nsa_selected_attention(row, replay):
     row.assume(f"blocks of {_NSA_BLOCK} keys")
     _, keys, table = _sequences(row, batch, (pages, size), (batch, blocks))
     index = row.spread_positions(row.shape(3), [-(-kv // _NSA_BLOCK) for kv in keys])
-    sizes = (1 / math.sqrt(width), heads, kv_heads, _NSA_BLOCK, chosen, size)
-    call = {"actual_seq_qlen": [1] * batch, "actual_seq_kvlen": keys, "layout": "TND"}
+    call = {"scale_value": 1 / math.sqrt(width), "head_num": heads, "key_value_head_num": kv_heads, "layout": "TND"}
+    call |= {"select_block_size": _NSA_BLOCK, "select_block_count": chosen, "page_block_size": size}
+    call |= {"actual_seq_qlen": [1] * batch, "actual_seq_kvlen": keys, "block_table": table}
     tensors = (*(row.tensor(slot, *fia.RANGE) for slot in range(3)), index)
-    expected = formulas.nsa_select_attention
-    replay(impl.nsa_select_attention, *tensors, *sizes, **call, block_table=table, expected=expected)
+    replay(impl.nsa_select_attention, *tensors, **call, expected=formulas.nsa_select_attention)
 
 
 @replays("NsaCompress", npu="torch_npu.npu_nsa_compress")
@@ -238,20 +232,14 @@ def _sequences(row, tokens, cache, table):
 
     `cache`: the number of pages and their size; `table`: the number of sequences and of the blocks of each.
     """
-    row.expect(
-        0 < table[0] <= tokens and all(cache), INPUT_SHAPES, "there are fewer queries than sequences, or no pages"
-    )
+    problem = "there are fewer queries than sequences, or no pages"
+    row.expect(0 < table[0] <= tokens and all(cache), INPUT_SHAPES, problem)
     queries = fia.split_evenly(tokens, table[0])
     if table[0] > 1:
         row.assume(f"{tokens} queries are dealt out evenly to {table[0]} sequences")
     keys = fia.assign_pages(row, table, *cache)
     used = [math.ceil(length / cache[1]) for length in keys]
-    row.expect(
-        len(keys) == table[0]
-        and max(used) <= table[1]
-        and not any(kv < own for own, kv in zip(queries, keys, strict=True)),
-        INPUT_SHAPES,
-        f"sequences of {min(keys)} keys or more do not fit {queries[0]} queries and the block table",
-        "correct the shapes, or the recorded lengths",
-    )
+    fits = len(keys) == table[0] and max(used) <= table[1] and not any(map(int.__gt__, queries, keys))
+    problem = f"sequences of {min(keys)} keys or more do not fit {queries[0]} queries and the block table"
+    row.expect(fits, INPUT_SHAPES, problem, "correct the shapes, or the recorded lengths")
     return queries, keys, row.block_table(table, used, cache[0])

@@ -17,6 +17,7 @@ from torch import Tensor
 from opatlas.run.formula import Draw, Part, each, parts, per_element, to_float64
 from opatlas.run.result_check import Largest
 
+from ..implementations import _calls as calls
 from .matmul import FP8
 
 #: A kernel may multiply in the dtype of the cache: two units in its last place are so many of BF16.
@@ -54,55 +55,51 @@ def index_of(rows: Sequence[Sequence[int]], device: torch.device) -> Places:
 
 
 @parts()
-def fused_infer_attention_score(
-    draw: Draw, query: Tensor, key: Tensor, value: Tensor, *, num_heads: int, scale: float, **call: Any
-) -> tuple[Part, ...]:
+@calls.takes
+def fused_infer_attention_score(draw: Draw, call: calls.Attention) -> tuple[Part, ...]:
     """Computes attention; query i of S sees all T keys of its sequence, with sparse_mode 3 the first T - S + i + 1.
 
     With sparse_mode 4 it sees the last pre_tokens + 1 of these. A sink is one more score of a head, without a value.
     Head n shares the keys of head n // (heads / key heads). In pages, key j of sequence b lies in
     block table[b, j // block size], at offset j % block size.
     """
-    tnd, lengths, mode = call["input_layout"] == "TND", call["actual_seq_lengths_kv"], call.get("sparse_mode", 0)
-    names = ("block_table", "query_rope", "key_rope", "learnable_sink", "actual_seq_lengths")
-    block_table, query_rope, key_rope, sink, ends = (call.get(name) for name in names)
-    block_size, kv_heads = call.get("block_size", 0), call["num_key_value_heads"]
+    query, value, heads, kv_heads = call.query, call.value, call.num_heads, call.num_key_value_heads
+    tnd, lengths, table = call.input_layout == "TND", call.actual_seq_lengths_kv, call.block_table
     length = 0 if tnd else query.shape[2]
     tokens = query.shape[0] if tnd else query.shape[0] * length
 
     def place_of(row: int) -> tuple[int, ...]:
         """Returns token, head, sequence, position in the sequence, key head, first key, and number of keys seen."""
-        token, n = divmod(row, num_heads)
-        number, i, queries = _sequence(token, ends if tnd else None, length)
-        first = lengths[number - 1] if number and block_table is None else 0
+        token, n = divmod(row, heads)
+        number, i, queries = _sequence(token, call.actual_seq_lengths if tnd else None, length)
+        first = lengths[number - 1] if number and table is None else 0
         kv = lengths[number] - first
-        seen = kv - queries + i + 1 if mode else kv
-        cut = max(seen - call["pre_tokens"] - 1, 0) if mode == 4 else 0
-        return token, n, number, i, n // (num_heads // kv_heads), first + cut, seen - cut
+        seen = kv - queries + i + 1 if call.sparse_mode else kv
+        cut = max(seen - call.pre_tokens - 1, 0) if call.sparse_mode == 4 else 0
+        return token, n, number, i, n // (heads // kv_heads), first + cut, seen - cut
 
     def read(token: int, n: int, number: int, i: int, head: int, first: int, seen: int) -> Places:
         j = torch.arange(first, first + seen, device=query.device)
         own: tuple[Any, ...] = (j, head)
-        if block_table is not None:
-            own = (block_table[number, j // block_size].long(), head, j % block_size)
+        if table is not None:
+            own = (table[number, j // call.block_size].long(), head, j % call.block_size)
         at = (token, n) if tnd else (number, n, i)
-        q, keys = query[at], _stored(key, own, kv_heads)
-        if query_rope is not None and key_rope is not None:
-            rope = _stored(key_rope, own, kv_heads)
-            q, keys = torch.cat([q, query_rope[at]], dim=-1), torch.cat([keys, rope], dim=-1)
+        q, keys = query[at], _stored(call.key, own, kv_heads)
+        if call.query_rope is not None and call.key_rope is not None:
+            rope = _stored(call.key_rope, own, kv_heads)
+            q, keys = torch.cat([q, call.query_rope[at]], dim=-1), torch.cat([keys, rope], dim=-1)
         return q, keys, _stored(value, own, kv_heads)
 
-    width = value.shape[-1] // (kv_heads if block_table is not None and value.dim() == 3 else 1)
-    rows = list(map(place_of, draw(tokens * num_heads, elements=width, terms=max(lengths) * 2 * width)))
-    out, sums = attend(rows, scale, read)
+    width = value.shape[-1] // (kv_heads if table is not None and value.dim() == 3 else 1)
+    rows = list(map(place_of, draw(tokens * heads, elements=width, terms=max(lengths) * 2 * width)))
+    out, sums = attend(rows, call.scale, read)
     token, n, number, i = index_of([row[:4] for row in rows], query.device)
-    if sink is not None:
-        out = out / (1 + (sink[n].double() - sums).exp())[:, None]
+    if call.learnable_sink is not None:
+        out = out / (1 + (call.learnable_sink[n].double() - sums).exp())[:, None]
     where: Places = (token, n) if tnd else (n, number, i)
-    found = Part(where, out, steps=_STEPS_OF_FP8 if key.dtype in FP8 else 1)
-    if not call.get("softmax_lse_flag"):
-        return (found,)
-    return found, Part(where if tnd else (number, n, i), sums[:, None])
+    found = Part(where, out, steps=_STEPS_OF_FP8 if call.key.dtype in FP8 else 1)
+    statistics = Part(where if tnd else (number, n, i), sums[:, None])
+    return (found, statistics) if call.softmax_lse_flag else (found,)
 
 
 def _sequence(token: int, ends: Sequence[int] | None, length: int) -> tuple[int, int, int]:
@@ -126,38 +123,36 @@ def _stored(cache: Tensor, own: tuple[Any, ...], heads: int) -> Tensor:
 
 
 @parts()
-def ring_mla(
-    draw: Draw, q_nope: Tensor, q_rope: Tensor, *others: Any, qk_scale: float, mask_type: str, **call: Any
-) -> tuple[Part, ...]:
+@calls.takes
+def ring_mla(draw: Draw, call: calls.RingMla) -> tuple[Part, ...]:
     """Computes o and l, the attention to the keys of this step, and merges o' and l' of an earlier step.
 
     L = ln(e^l + e^l'), O = e^(l - L) o + e^(l' - L) o' (Liu et al. 2023, ring attention).
     """
-    k_nope, k_rope, value, _, seqlen, head_num, kv_head_num = others
-    pre_out, prev_lse = call.get("pre_out"), call.get("prev_lse")
-    lengths = seqlen.reshape(-1, seqlen.shape[-1]).tolist()
+    value, heads, pre_out, prev_lse = call.value, call.head_num, call.pre_out, call.prev_lse
+    lengths = call.seqlen.reshape(-1, call.seqlen.shape[-1]).tolist()
     spans: list[tuple[int, int]] = []
     start = 0
-    causal = mask_type == "mask_type_triu"
+    causal = call.mask_type == "mask_type_triu"
     for queries, kv in zip(lengths[0], lengths[-1], strict=True):
         spans += [(start, kv - queries + i + 1 if causal else kv) for i in range(queries)]
         start += kv
 
     def read(token: int, n: int, first: int, seen: int) -> Places:
-        own = (slice(first, first + seen), n // (head_num // kv_head_num))
-        keys = torch.cat([k_nope[own], k_rope[own]], dim=-1)
-        return torch.cat([q_nope[token, n], q_rope[token, n]], dim=-1), keys, value[own]
+        own = (slice(first, first + seen), n // (heads // call.kv_head_num))
+        keys = torch.cat([call.k_nope[own], call.k_rope[own]], dim=-1)
+        return torch.cat([call.q_nope[token, n], call.q_rope[token, n]], dim=-1), keys, value[own]
 
-    numbers = draw(len(q_nope) * head_num, elements=value.shape[-1], terms=len(k_nope) * 2 * value.shape[-1])
-    rows = [(token, n, *spans[token]) for token, n in (divmod(number, head_num) for number in numbers)]
-    out, lse = attend(rows, qk_scale, read)
-    tokens, heads = index_of([row[:2] for row in rows], q_nope.device)
+    numbers = draw(len(call.q_nope) * heads, elements=value.shape[-1], terms=len(value) * 2 * value.shape[-1])
+    rows = [(token, n, *spans[token]) for token, n in (divmod(number, heads) for number in numbers)]
+    out, lse = attend(rows, call.qk_scale, read)
+    at = index_of([row[:2] for row in rows], value.device)
     if pre_out is not None and prev_lse is not None:
-        before = prev_lse[heads, tokens].double()
+        before = prev_lse[at[::-1]].double()
         both = (lse.exp() + before.exp()).log()
-        out = (lse - both).exp()[:, None] * out + (before - both).exp()[:, None] * pre_out[tokens, heads].double()
+        out = (lse - both).exp()[:, None] * out + (before - both).exp()[:, None] * pre_out[at].double()
         lse = both
-    return Part((tokens, heads), out), Part((heads, tokens), lse)
+    return Part(at, out), Part(at[::-1], lse)
 
 
 @per_element()
@@ -182,46 +177,46 @@ def _sort_scores(indices: Tensor, *scores: Tensor) -> Places:
 
 
 @parts(view=_sort_scores)
-def lightning_indexer(draw: Draw, query: Tensor, key: Tensor, weights: Tensor, **call: Any) -> tuple[Part, ...]:
+@calls.takes
+def lightning_indexer(draw: Draw, call: calls.LightningIndexer) -> tuple[Part, ...]:
     """Returns the largest of sum_n w_n max(q_n . k_j, 0) over the keys j that the query sees (causal)."""
-    table, sparse_count = call["block_table"], call["sparse_count"]
-    ends, lengths = (call[f"actual_seq_lengths_{name}"].tolist() for name in ("query", "key"))
+    query, key, count = call.query, call.key, call.sparse_count
+    ends, lengths = call.actual_seq_lengths_query.tolist(), call.actual_seq_lengths_key.tolist()
     longest = max(lengths)
-    tokens = draw(len(query), elements=sparse_count, terms=longest * query.shape[1] * query.shape[2])
+    tokens = draw(len(query), elements=count, terms=longest * query.shape[1] * query.shape[2])
     scores = torch.full((len(tokens), longest), -torch.inf, dtype=torch.float64, device=query.device)
     for line, token in zip(scores, tokens, strict=True):
         b = bisect_right(ends, token)
         seen = lengths[b] - (ends[b] - token) + 1
         j = torch.arange(seen, device=query.device)
-        k = key[table[b, j // key.shape[1]].long(), j % key.shape[1], 0].double()
-        line[:seen] = (k @ query[token].double().T).clamp(min=0) @ weights[token].double()
-    best = scores.sort(dim=-1, descending=True).values[:, :sparse_count]
-    missing = sparse_count - best.shape[-1]
-    best = torch.nn.functional.pad(best, (0, missing), value=-torch.inf)
+        k = key[call.block_table[b, j // key.shape[1]].long(), j % key.shape[1], 0].double()
+        line[:seen] = (k @ query[token].double().T).clamp(min=0) @ call.weights[token].double()
+    best = scores.sort(dim=-1, descending=True).values[:, :count]
+    best = torch.nn.functional.pad(best, (0, count - best.shape[-1]), value=-torch.inf)
     where = (torch.tensor(tokens, device=query.device), 0)
     found = Part(where, Largest(scores, best))
-    return (found, Part(where, best)) if call.get("return_value") else (found,)
+    return (found, Part(where, best)) if call.return_value else (found,)
 
 
 @parts()
-def sparse_flash_attention(
-    draw: Draw, query: Tensor, key: Tensor, value: Tensor, sparse_indices: Tensor, scale_value: float, **call: Any
-) -> tuple[Part, ...]:
+@calls.takes
+def sparse_flash_attention(draw: Draw, call: calls.SparseFlashAttention) -> tuple[Part, ...]:
     """Computes attention over the keys of `sparse_indices`; -1 means no key."""
-    ends = call["actual_seq_lengths_query"].tolist()
-    queries = [(bisect_right(ends, t), key.shape[:2].numel()) for t in range(len(query))]
-    tensors = (torch.cat([query, call["query_rope"]], dim=-1), (key, call["key_rope"]), value)
-    return _over_blocks(draw, tensors, (sparse_indices, 1), queries, call["block_table"], scale_value)[:1]
+    ends = call.actual_seq_lengths_query.tolist()
+    queries = [(bisect_right(ends, t), call.key.shape[:2].numel()) for t in range(len(call.query))]
+    tensors = (torch.cat([call.query, call.query_rope], dim=-1), (call.key, call.key_rope), call.value)
+    return _over_blocks(draw, tensors, (call.sparse_indices, 1), queries, call.block_table, call.scale_value)[:1]
 
 
 @parts()
-def sparse_attention_score(draw: Draw, query: Tensor, *tensors: Tensor, **call: Any) -> tuple[Part, ...]:
+@calls.takes
+def sparse_attention_score(draw: Draw, call: calls.SparseAttentionScore) -> tuple[Part, ...]:
     """Computes attention over blocks of keys, chosen for each key head, up to the query's own (Lai et al. 2026)."""
-    key, value, chosen, table = tensors
-    lengths = zip(call["actual_seq_lengths"].tolist(), call["actual_seq_lengths_kv"].tolist(), strict=True)
+    lengths = zip(call.actual_seq_lengths.tolist(), call.actual_seq_lengths_kv.tolist(), strict=True)
     queries = [(b, kv - own + i + 1) for b, (own, kv) in enumerate(lengths) for i in range(own)]
-    blocks = (chosen.transpose(0, 1), call["block_size"])
-    return _over_blocks(draw, (query, (key,), value), blocks, queries, table, call["scale_value"])[:1]
+    blocks = (call.select_idx.transpose(0, 1), call.block_size)
+    tensors = (call.query, (call.key,), call.value)
+    return _over_blocks(draw, tensors, blocks, queries, call.block_table, call.scale_value)[:1]
 
 
 @parts()
@@ -240,44 +235,47 @@ def index_block_scores(draw: Draw, query: Tensor, key: Tensor, table: Tensor, le
 
 
 @parts()
-def nsa_select_attention(draw: Draw, query: Tensor, *others: Any, **call: Any) -> tuple[Part, ...]:
+@calls.takes
+def nsa_select_attention(draw: Draw, call: calls.NsaSelectedInfer) -> tuple[Part, ...]:
     """Computes attention of the last query of each sequence over chosen blocks of keys (Yuan et al. 2025)."""
-    *caches, chosen, scale, _, heads, size, _, _ = others
-    key, value = (cache.view(*cache.shape[:2], heads, -1) for cache in caches)
-    queries = [*enumerate(call["actual_seq_kvlen"])]
-    return _over_blocks(draw, (query, (key,), value), (chosen, size), queries, call["block_table"], scale)[:1]
+    key, value = (x.unflatten(-1, (call.key_value_head_num, -1)) for x in (call.key, call.value))
+    queries, blocks = [*enumerate(call.actual_seq_kvlen)], (call.topk_indices, call.select_block_size)
+    return _over_blocks(draw, (call.query, (key,), value), blocks, queries, call.block_table, call.scale_value)[:1]
 
 
 @parts(view=sum_of_powers)
-def nsa_train_attention(draw: Draw, query: Tensor, *others: Any, **call: Any) -> tuple[Part, ...]:
+@calls.takes
+def nsa_train_attention(draw: Draw, call: calls.NsaSelected) -> tuple[Part, ...]:
     """Computes attention of each query over chosen blocks of the keys of its sequence (Yuan et al. 2025)."""
-    *tensors, chosen, scale, _, size, _ = others
-    ends, count = call["actual_seq_qlen"], len(call["actual_seq_qlen"])
-    key, value = (x.unflatten(0, (count, -1)) for x in tensors)
-    table = torch.arange(count, device=query.device)[:, None]
-    queries = [(bisect_right(ends, t), key.shape[1]) for t in range(len(query))]
-    found, sums = _over_blocks(draw, (query, (key,), value), (chosen, size), queries, table, scale)
+    ends, count = call.actual_seq_qlen, len(call.actual_seq_qlen)
+    key, value = (x.unflatten(0, (count, -1)) for x in (call.key, call.value))
+    table = torch.arange(count, device=key.device)[:, None]
+    queries = [(bisect_right(ends, t), key.shape[1]) for t in range(len(call.query))]
+    blocks = (call.topk_indices, call.select_block_size)
+    found, sums = _over_blocks(draw, (call.query, (key,), value), blocks, queries, table, call.scale_value)
     return found, sums, sums
 
 
 @parts()
-def nsa_compress_attention(draw: Draw, query: Tensor, *others: Any, **call: Any) -> tuple[Part, ...]:
+@calls.takes
+def nsa_compress_attention(draw: Draw, call: calls.NsaCompressAttention) -> tuple[Part, ...]:
     """Computes attention P over sums, and the blocks j with the largest sum of P_(r (j + 1) - m - n) of all queries.
 
     Here r = block / stride, 0 <= m < r, 0 <= n < size / stride; the first and the last two are always among them (Yuan
     et al. 2025; ops-transformer, nsa_compress_attention_infer).
     """
-    key, value, scale, heads, kv_heads, block, chosen, page, size, stride = others
-    (ratio, lengths), group = (block // stride, call["actual_cmp_seq_kvlen"]), heads // kv_heads
+    query, kv_heads, lengths = call.query, call.key_value_head_num, call.actual_cmp_seq_kvlen
+    block, size, stride = call.select_block_size, call.compress_block_size, call.compress_stride
+    ratio, group, page = block // stride, call.head_num // kv_heads, call.page_block_size
     steps = torch.tensor([m + n for m in range(ratio) for n in range(size // stride)])
     widest = -(-((max(lengths) - 1) * stride + size) // block)
     numbers = draw(len(query) * kv_heads, elements=widest, terms=max(lengths) * 2 * group * query.shape[-1])
     outs, rows = [], torch.full((len(numbers), widest), -torch.inf, dtype=torch.float64, device=query.device)
     for line, (b, h) in zip(rows, (divmod(number, kv_heads) for number in numbers), strict=True):
         j = torch.arange(lengths[b], device=query.device)
-        places = call["block_table"][b, j // page].long(), j % page
-        k, v = (x.unflatten(-1, (kv_heads, -1))[places[0], places[1], h].double() for x in (key, value))
-        scores = query[b, h * group : (h + 1) * group].double() @ k.T * scale
+        places = call.block_table[b, j // page].long(), j % page
+        k, v = (x.unflatten(-1, (kv_heads, -1))[places[0], places[1], h].double() for x in (call.key, call.value))
+        scores = query[b, h * group : (h + 1) * group].double() @ k.T * call.scale_value
         shares = (scores - scores.logsumexp(dim=-1, keepdim=True)).exp()
         outs.append(shares @ v)
         blocks = -(-((lengths[b] - 1) * stride + size) // block)
@@ -285,25 +283,27 @@ def nsa_compress_attention(draw: Draw, query: Tensor, *others: Any, **call: Any)
         seen = (at >= 0) & (at < lengths[b])
         line[:blocks] = (shares.sum(dim=0)[at.clamp(0, lengths[b] - 1)] * seen).sum(dim=-1)
         # No sum of shares is as large.
-        line[0] = line[blocks - 2 : blocks] = 1000.0 * heads
-    at = index_of([divmod(number, kv_heads) for number in numbers], query.device)
-    of_heads = (at[0][:, None], at[1][:, None] * group + torch.arange(group, device=query.device))
-    best = rows.sort(dim=-1, descending=True).values[:, :chosen]
-    return Part(of_heads, torch.stack(outs)), Part(at, Largest(rows, best))
+        line[0] = line[blocks - 2 : blocks] = 1000.0 * call.head_num
+    drawn = index_of([divmod(number, kv_heads) for number in numbers], query.device)
+    of_heads = (drawn[0][:, None], drawn[1][:, None] * group + torch.arange(group, device=query.device))
+    best = rows.sort(dim=-1, descending=True).values[:, : call.select_block_count]
+    return Part(of_heads, torch.stack(outs)), Part(drawn, Largest(rows, best))
 
 
 @parts()
-def nsa_compress_infer(draw: Draw, x: Tensor, weight: Tensor, *others: Any, **call: Any) -> tuple[Part, ...]:
+@calls.takes
+def nsa_compress_infer(draw: Draw, call: calls.NsaCompressInfer) -> tuple[Part, ...]:
     """Computes sum_l w_l x_l over the last tokens of each sequence with a full block; other places stay."""
-    (slots, size, stride, page), cache = others, call["cache"]
+    x, weight, slots, cache = call.input, call.weight, call.slot_mapping, call.cache
+    size, page = call.compress_block_size, call.page_block_size
     stored, found = [], []
     for b in draw(len(slots), elements=cache[0].numel(), terms=weight.numel() * x.shape[-1]):
-        first = call["actual_seq_len"][b] - size
-        if first < 0 or first % stride:
+        first = call.actual_seq_len[b] - size
+        if first < 0 or first % call.compress_stride:
             continue
         total = torch.zeros_like(cache[0], dtype=torch.float64)
         for i in range(size):
-            token = x[int(call["block_table"][b, (first + i) // page]), (first + i) % page]
+            token = x[int(call.block_table[b, (first + i) // page]), (first + i) % page]
             total += token.double() * weight[i].double()[:, None]
         stored.append(int(slots[b]))
         found.append(total)

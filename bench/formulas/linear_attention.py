@@ -11,6 +11,8 @@ from torch import Tensor
 
 from opatlas.run.formula import At, Draw, Part, parts, per_row
 
+from ..implementations import _calls as calls
+
 
 def _after_tokens(
     draw: Draw,
@@ -56,28 +58,28 @@ def _index(places: Sequence[tuple[int, int]], device: torch.device) -> At:
 
 
 @parts()
-def recurrent_gated_delta_rule(
-    draw: Draw, query: Tensor, key: Tensor, value: Tensor, *, state: Tensor, scale: float, **of_tokens: Any
-) -> tuple[Part, ...]:
+@calls.takes
+def recurrent_gated_delta_rule(draw: Draw, call: calls.RecurrentDeltaRule) -> tuple[Part, ...]:
     """Computes the delta rule token by token, and stores a state for each. Other states stay.
 
     A sequence begins with the state of its first token, or of the last one that was accepted.
     """
-    num_accepted_tokens, g, gk = (of_tokens.get(name) for name in ("num_accepted_tokens", "g", "gk"))
-    beta, stored_in, own_lengths = (of_tokens[name] for name in ("beta", "ssm_state_indices", "actual_seq_lengths"))
-    lengths = [length for length in own_lengths.tolist() if length]
+    query, state, stored_in, accepted = call.query, call.state, call.ssm_state_indices, call.num_accepted_tokens
+    lengths = [length for length in call.actual_seq_lengths.tolist() if length]
 
     def begin(sequence: int, own: Tensor) -> Tensor:
-        accepted = 1 if num_accepted_tokens is None else int(num_accepted_tokens[sequence])
-        return state[stored_in[sum(lengths[:sequence]) + accepted - 1], own]
+        last = 1 if accepted is None else int(accepted[sequence])
+        return state[stored_in[sum(lengths[:sequence]) + last - 1], own]
 
     size = state.shape[-2:].numel()
-    after = _after_tokens(draw, (query, key, value, beta), lengths, scale, begin, g, gk, elements=size)
+    tensors = (query, call.key, call.value, call.beta)
+    after = _after_tokens(draw, tensors, lengths, call.scale, begin, call.g, call.gk, elements=size)
     _, places, states, outs = zip(*after, strict=True)
     at = list(chain(*places))
     # Of the places without a token some are checked, too.
     kept = [place for place in range(len(state)) if place not in set(stored_in.tolist())][:2]
-    stored = [(int(stored_in[t]), n) for t, n in at] + [(place, n) for place in kept for n in range(value.shape[1])]
+    stored = [(int(stored_in[t]), n) for t, n in at]
+    stored += [(place, n) for place in kept for n in range(call.value.shape[1])]
     whole = torch.cat([*states, *(state[place].double() for place in kept)])
     return Part(_index(at, query.device), torch.cat(outs)), Part(_index(stored, query.device), whole)
 
@@ -104,52 +106,53 @@ def _of_prompts(
 
 
 @parts()
-def chunk_gated_delta_rule(
-    draw: Draw, *tensors: Tensor, beta: Tensor, initial_state: Tensor, scale: float, g: Tensor, **of_npu: Any
-) -> tuple[Part, ...]:
+@calls.takes
+def chunk_gated_delta_rule(draw: Draw, call: calls.ChunkDeltaRule) -> tuple[Part, ...]:
     """Computes the delta rule token by token, and the state after the last token of each sequence."""
-    at, found, states = _of_prompts(draw, (*tensors, beta), initial_state, scale, g)
+    tensors = (call.query, call.key, call.value, call.beta)
+    at, found, states = _of_prompts(draw, tensors, call.initial_state, call.scale, call.g)
     return Part(at, found, steps=_STEPS_OF_CHUNKS), states
 
 
 @parts()
-def chunk_kda_fwd(draw: Draw, *tokens: Any, initial_state: Tensor, **of_npu: Any) -> tuple[Part, ...]:
+@calls.takes
+def chunk_kda_fwd(draw: Draw, call: calls.ChunkKda) -> tuple[Part, ...]:
     """Computes the delta rule of tensors whose first axis is heads, with decays of each feature of keys."""
-    q, k, v, g, beta = (x.transpose(0, 1) for x in tokens[:5])
-    at, found, states = _of_prompts(draw, (q, k, v, beta), initial_state, tokens[5], g)
+    q, k, v, g, beta = (x.transpose(0, 1) for x in (call.q, call.k, call.v, call.g, call.beta))
+    at, found, states = _of_prompts(draw, (q, k, v, beta), call.initial_state, call.scale, g)
     return Part(at, found, steps=_STEPS_OF_CHUNKS), states
 
 
 @parts()
-def mamba_chunk_scan(draw: Draw, *tensors: Tensor) -> tuple[Part, ...]:
+@calls.takes
+def mamba_chunk_scan(draw: Draw, call: calls.ChunkScan) -> tuple[Part, ...]:
     """Computes `selective_state_update` token by token, and the state after the last token of each sequence."""
-    x, dt, decay, keys, queries, skip, dt_bias, state = tensors
-    d = (1 + (dt.double() + dt_bias.double()).exp()).log()
-    at, y, states = _of_prompts(draw, (queries, keys, x, d), state, 1.0, d * decay.double(), corrects=False)
-    return Part(at, y + skip[at[1]].double().unsqueeze(-1) * x[at].double(), steps=_STEPS_OF_CHUNKS), states
+    x, d = call.x, (1 + (call.dt.double() + call.dt_bias.double()).exp()).log()
+    tensors = (call.queries, call.keys, x, d)
+    at, y, states = _of_prompts(draw, tensors, call.state, 1.0, d * call.decay.double(), corrects=False)
+    return Part(at, y + call.skip[at[1]].double().unsqueeze(-1) * x[at].double(), steps=_STEPS_OF_CHUNKS), states
 
 
 @parts()
-def causal_conv1d(
-    draw: Draw, output: Tensor, x: Tensor, weight: Tensor, conv_state: Tensor, bias_opt: Tensor | None, *others: Any
-) -> tuple[Part, ...]:
+@calls.takes
+def causal_conv1d(draw: Draw, call: calls.CausalConv1d) -> tuple[Part, ...]:
     """Computes z / (1 + e^-z), z_t = b + sum_k w_k x_(t - K + 1 + k) for each feature; the state has x before x_0.
 
     Only a sequence whose mode is not 0 has such a state, others zeros.
     """
-    query_start_loc_opt, cache_indices_opt, initial_state_mode_opt, *_ = others
-    starts, taps = query_start_loc_opt.tolist(), len(weight)
+    x, weight, bias, initial = call.x, call.weight, call.bias_opt, call.initial_state_mode_opt
+    starts, taps = call.query_start_loc_opt.tolist(), len(weight)
     at, outs = [], []
     for number in draw((len(starts) - 1) * x.shape[1], elements=starts[1], terms=starts[1] * taps):
         sequence, c = divmod(number, x.shape[1])
-        before = conv_state[cache_indices_opt[sequence], :, c].double()
-        if initial_state_mode_opt is not None and not initial_state_mode_opt[sequence]:
+        before = call.conv_state[call.cache_indices_opt[sequence], :, c].double()
+        if initial is not None and not initial[sequence]:
             before = before * 0
         tokens = range(starts[sequence], starts[sequence + 1])
         series = torch.cat([before[len(before) - taps + 1 :], x[tokens.start : tokens.stop, c].double()])
         windows = torch.stack([series[k : k + len(tokens)] for k in range(taps)], -1)
         z = (windows * weight[:, c].double()).sum(dim=-1)
-        z = z if bias_opt is None else z + bias_opt[c].double()
+        z = z if bias is None else z + bias[c].double()
         outs.append(z / (1 + (-z).exp()))
         at += [(t, c) for t in tokens]
     return (Part(_index(at, x.device), torch.cat(outs), steps=2),)
@@ -174,17 +177,18 @@ def kda_gate(a_log: Tensor, f: Tensor, dt_bias: Tensor) -> Tensor:
 
 
 @parts()
-def selective_state_update(draw: Draw, *tensors: Tensor, state: Tensor) -> tuple[Part, ...]:
+@calls.takes
+def selective_state_update(draw: Draw, call: calls.SelectiveUpdate) -> tuple[Part, ...]:
     """Computes S = e^(d a) S + d x k^T, y = S q + D x; d = ln(1 + e^(dt + bias)), head by head (Dao and Gu 2024)."""
-    x, dt, decay, keys, queries, skip, dt_bias, state_batch_indices = tensors
+    x, state, keys = call.x, call.state, call.keys
     batch, heads, _ = x.shape
     numbers = draw(batch * heads, elements=state.shape[-2:].numel(), terms=2 * state.shape[-2:].numel())
     sequence, n = (torch.tensor(numbers, device=x.device) // heads, torch.tensor(numbers, device=x.device) % heads)
-    group, place = n // (heads // keys.shape[1]), state_batch_indices[sequence].long()
-    d = (1 + (dt[sequence, n].double() + dt_bias[n].double()).exp()).log().reshape(-1, 1, 1)
+    group, place = n // (heads // keys.shape[1]), call.state_batch_indices[sequence].long()
+    d = (1 + (call.dt[sequence, n].double() + call.dt_bias[n].double()).exp()).log().reshape(-1, 1, 1)
     own = x[sequence, n].double().unsqueeze(-1)
-    s = (d * decay[n].double().reshape(-1, 1, 1)).exp() * state[place, n].double()
+    s = (d * call.decay[n].double().reshape(-1, 1, 1)).exp() * state[place, n].double()
     s = s + d * own * keys[sequence, group].double().unsqueeze(-2)
-    y = (s * queries[sequence, group].double().unsqueeze(-2)).sum(dim=-1)
-    y = y + (skip[n].double().reshape(-1, 1, 1) * own).squeeze(-1)
+    y = (s * call.queries[sequence, group].double().unsqueeze(-2)).sum(dim=-1)
+    y = y + (call.skip[n].double().reshape(-1, 1, 1) * own).squeeze(-1)
     return Part((sequence, n), y), Part((place, n), s)

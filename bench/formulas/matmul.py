@@ -12,6 +12,8 @@ from opatlas.run.formula import At, elements, per_element, per_row, to_float64
 from opatlas.run.inputs.shape_rules import SCALE_BLOCK
 from opatlas.run.result_check import Rounded
 
+from ..implementations._calls import QuantizedProduct, takes
+
 
 def _common_length(a: Tensor, *_: object, **__: object) -> int:
     return a.shape[-1]
@@ -42,13 +44,13 @@ def batch_matmul_transpose(at: tuple[Tensor, ...], x: Tensor, weight: Tensor, re
 
 @per_element(terms=_common_length)
 def transpose_batch_matmul(
-    at: At, *operands: Tensor, perm_x1: Any, perm_x2: Any, perm_y: Any, batch_split_factor: int = 1
+    at: At, x1: Tensor, x2: Tensor, *, perm_x1: Any, perm_x2: Any, perm_y: Any, batch_split_factor: int = 1
 ) -> Tensor:
     """Computes y[m, b, n] = sum over k of x1[b, m, k] x2[b, k, n], of the permuted operands: aclnnTransposeBatchMatMul.
 
     batch_split_factor S cuts the product (M, B N) into S parts: (S, M, B N / S).
     """
-    x1, x2 = operands[0].permute(*perm_x1), operands[1].permute(*perm_x2)
+    x1, x2 = x1.permute(*perm_x1), x2.permute(*perm_x2)
     if batch_split_factor > 1:
         part, m, column = at
         column = column + part * (x2.shape[0] * x2.shape[2] // batch_split_factor)
@@ -89,31 +91,31 @@ def steps_of_product(x: Tensor | Sequence[Tensor], *_: Any, output_dtype: torch.
 
 
 @per_element(terms=_common_length, steps=steps_of_product)
-def quant_matmul(
-    at: At, x1: Tensor, x2: Tensor, scale: Tensor, *, bias: Any = None, output_dtype: Any = torch.int8, **call: Any
-) -> Tensor | Rounded:
+@takes
+def quant_matmul(at: At, call: QuantizedProduct) -> Tensor | Rounded:
     """Computes y[..., i, j] = `dequantize` of the sum over k of x1[..., i, k] x2[..., k, j], of INT8 or FP8.
 
     With scales of blocks: of the sum over k of x1[i, k] token[i, k / 128] x2[k, j] scale[k / 128, j / 128]. With scales
     of 32 (MX) or 16 numbers (NVFP4) along k: of x1[i, k] token[i, k / 32] x2[k, j] scale[k / 32, j].
     """
     *batch, i, j = at
-    offset, pertoken_scale, group_sizes = (call.get(name) for name in ("offset", "pertoken_scale", "group_sizes"))
+    x1, x2, scale, pertoken_scale, group_sizes = call.x1, call.x2, call.scale, call.pertoken_scale, call.group_sizes
+    bias, dtype = _elements(call.bias, j), call.output_dtype
     of_row, of_column = (*batch_places(batch, x1), i), (*batch_places(batch, x2), j)
     if group_sizes is not None and group_sizes[1] == 1:
         assert pertoken_scale is not None
         if scale.dim() == 3:
             scale, pertoken_scale = scale.mT.flatten(0, 1), pertoken_scale.flatten(1)
         total = (scaled(x1, (i,), pertoken_scale.mT) * scaled(x2.mT, (j,), scale)).sum(dim=-1)
-        return dequantize(total, None, None, None, _elements(bias, j), output_dtype)
+        return dequantize(total, None, None, None, bias, dtype)
     if group_sizes is not None:
         assert pertoken_scale is not None
         factors = pertoken_scale[i], scale.mT[j // SCALE_BLOCK]
         total = sum_of_blocks(elements(x1, of_row), elements(x2.mT, of_column), *factors)
-        return dequantize(total, None, None, None, _elements(bias, j), output_dtype)
+        return dequantize(total, None, None, None, bias, dtype)
     total = sum_of_products(elements(x1, of_row), elements(x2.mT, of_column))
     token = None if pertoken_scale is None else pertoken_scale[i]
-    return dequantize(total, _elements(scale, j), _elements(offset, j), token, _elements(bias, j), output_dtype)
+    return dequantize(total, _elements(scale, j), _elements(call.offset, j), token, bias, dtype)
 
 
 @per_element(terms=_common_length)

@@ -13,6 +13,7 @@ from opatlas.run.formula import At, each, elements, first_rows, per_element, per
 from opatlas.run.inputs.shape_rules import SCALE_BLOCK
 from opatlas.run.result_check import Picks, Rounded
 
+from ..implementations._calls import GroupedProduct, takes
 from .matmul import FP8, dequantize, scaled, steps_of_product, sum_of_blocks, sum_of_products
 from .norm import gate_halves, softmax_of
 
@@ -134,9 +135,8 @@ def moe_token_unpermute(at: At, permuted_tokens: Tensor, sorted_indices: Tensor,
 
 
 @per_element(terms=lambda x, *_, **__: x[0].shape[1], steps=steps_of_product)
-def grouped_matmul(
-    at: At, x: Sequence[Tensor], weight: Sequence[Tensor], *, group_list: Tensor, bias: Any = None, **call: Any
-) -> Tensor | Rounded:
+@takes
+def grouped_matmul(at: At, call: GroupedProduct) -> Tensor | Rounded:
     """Computes y[i, j] = `dequantize` of the sum over k of x[i, k] w[e, k, j]; e is the first group that ends after i.
 
     With scales of blocks: of the sum over k of x[i, k] token[i, k / 128] w[e, k, j] scale[e, k / 128, j / 128].
@@ -145,24 +145,23 @@ def grouped_matmul(
     Source: torch_npu.npu_grouped_matmul.
     """
     i, j = at
-    names = ("scale", "per_token_scale", "antiquant_scale", "antiquant_offset")
-    scale, per_token_scale, antiquant_scale, antiquant_offset = (call.get(name) for name in names)
-    output_dtype = call.get("output_dtype") or x[0].dtype
-    e = torch.searchsorted(group_list, i, right=True)
-    rows = elements(x[0], (i,))
-    columns, offset = weight[0].mT, antiquant_offset[0] if antiquant_offset else None
-    columns = scaled(columns, (e, j), antiquant_scale[0], offset) if antiquant_scale else elements(columns, (e, j))
-    bias_of = None if bias is None else bias[0][e, j]
+    scale, of_weights, offsets, token = call.scale, call.antiquant_scale, call.antiquant_offset, call.per_token_scale
+    dtype = call.output_dtype or call.x[0].dtype
+    e = torch.searchsorted(call.group_list, i, right=True)
+    rows = elements(call.x[0], (i,))
+    columns, offset = call.weight[0].mT, offsets[0] if offsets else None
+    columns = scaled(columns, (e, j), of_weights[0], offset) if of_weights else elements(columns, (e, j))
+    bias_of = None if call.bias is None else call.bias[0][e, j]
     if scale is not None and scale[0].dim() == 3:
-        assert per_token_scale is not None
-        total = sum_of_blocks(rows, columns, per_token_scale[0][i], scale[0].mT[e, j // SCALE_BLOCK])
-        return dequantize(total, None, None, None, bias_of, output_dtype)
+        assert token is not None
+        total = sum_of_blocks(rows, columns, token[0][i], scale[0].mT[e, j // SCALE_BLOCK])
+        return dequantize(total, None, None, None, bias_of, dtype)
     scale_of = None if scale is None else scale[0][e, j]
     total = sum_of_products(rows, columns)
     if rows.is_floating_point() and rows.dtype not in FP8:
         return total if bias_of is None else total + to_float64(bias_of)
-    token = None if per_token_scale is None else per_token_scale[0][i]
-    return dequantize(total, scale_of, None, token, bias_of, output_dtype)
+    of_row = None if token is None else token[0][i]
+    return dequantize(total, scale_of, None, of_row, bias_of, dtype)
 
 
 @per_row("x", "x_scale", least=3)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from opatlas.run.formula import At, on_lists, per_element, per_row, pointwise, to_float64
 
+from ..implementations._calls import ApplyAdamW, takes
 from .indexing import flat
 
 
@@ -89,21 +90,23 @@ def adamw(
 
     p' = p - lr (weight decay p + m mean / (sqrt(v mean) + eps)) (Loshchilov and Hutter 2019, algorithm 2).
     """
-    p, g, m, v = (to_float64(own[0][at]) for own in lists[:4])
-    t = to_float64(lists[5][0]).to(torch.float64)
+    parameters, gradients, first, second, _largest, number_of_steps = lists
+    p, g, m, v = (to_float64(own[0][at]) for own in (parameters, gradients, first, second))
+    t = to_float64(number_of_steps[0]).to(torch.float64)
     m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g * g
     direction = m / (1 - beta1**t) / ((v / (1 - beta2**t)) ** 0.5 + eps)
     return p - lr * (weight_decay * p + direction), m, v
 
 
 @per_element()
-def apply_adamw(at: At, *numbers: Any, out: Sequence[Tensor]) -> tuple[Tensor, ...]:
+@takes
+def apply_adamw(at: At, call: ApplyAdamW) -> tuple[Tensor, ...]:
     """Returns `adamw` with the powers of the betas of the previous step (aclnnApplyAdamW)."""
-    beta1_power, beta2_power, lr, weight_decay, beta1, beta2, epsilon, gradient, *_ = numbers
-    p, m, v, g = (to_float64(tensor[at]) for tensor in (*out, gradient))
+    beta1, beta2 = call.beta1, call.beta2
+    p, m, v, g = (to_float64(tensor[at]) for tensor in (*call.out, call.gradient))
     m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g * g
-    direction = m / (1 - beta1_power * beta1) / ((v / (1 - beta2_power * beta2)) ** 0.5 + epsilon)
-    return p - lr * (weight_decay * p + direction), m, v
+    direction = m / (1 - call.beta1_power * beta1) / ((v / (1 - call.beta2_power * beta2)) ** 0.5 + call.epsilon)
+    return p - call.lr * (call.weight_decay * p + direction), m, v
 
 
 @on_lists

@@ -13,7 +13,8 @@ from opatlas import Prepared, implements
 from opatlas.run.implementation import Support
 from opatlas.run.inputs.shape_rules import SCALE_BLOCK
 
-from ._calls import QuantizedProduct, launched, takes, weight_by_columns
+from ._calls import QuantizedProduct, launched, takes
+from .torch.fp8 import weight_by_columns
 
 DISTRIBUTIONS = ("sgl-deep-gemm",)
 DEVICES = ("cuda",)
@@ -24,12 +25,13 @@ _ALIGNED = 4
 
 
 @implements("QuantBatchMatmulV3")
-@takes(QuantizedProduct)
+@takes
 def quant_matmul(call: QuantizedProduct) -> Prepared:
     scale, token = call.scale, call.pertoken_scale
     _expect_dtype((torch.float8_e4m3fn,), x1=call.x1, x2=call.x2)
     _expect_dtype((torch.bfloat16,), result=call.output_dtype)
-    _expect(call.group_sizes is not None, "scales of columns", f"scales of blocks of {SCALE_BLOCK}")
+    blocks = [1, SCALE_BLOCK, SCALE_BLOCK]
+    _expect(call.group_sizes == blocks, "scales of columns or of groups", f"scales of blocks of {SCALE_BLOCK}")
     _expect(call.bias is None, "a bias", "products without one")
     assert token is not None
     (m, k), n = call.x1.shape, call.x2.shape[1]
@@ -40,5 +42,4 @@ def quant_matmul(call: QuantizedProduct) -> Prepared:
     of_rows = functional.pad(token.mT, (0, -m % _ALIGNED)).contiguous().mT[:m]
     out = torch.empty(m, n, dtype=call.output_dtype, device=call.x1.device)
     a, b = (call.x1.contiguous(), of_rows), (weight, scale.mT.contiguous())
-    recipe = (1, SCALE_BLOCK, SCALE_BLOCK)
-    return launched(lambda: deep_gemm.fp8_gemm_nt(a, b, out, recipe=recipe), out, converted=converted)
+    return launched(lambda: deep_gemm.fp8_gemm_nt(a, b, out, recipe=tuple(blocks)), out, converted=converted)

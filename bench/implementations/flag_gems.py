@@ -30,6 +30,7 @@ from opatlas.run.inputs.shape_rules import SCALE_BLOCK
 from opatlas.run.kernel_call import OperatorMode, is_free
 
 from . import _calls as calls
+from .torch.fp8 import real_scale, weight_by_columns
 
 DISTRIBUTIONS = ("flag_gems", "sqlalchemy")
 DEVICES = ("cuda", "npu")
@@ -123,54 +124,55 @@ def swiglu(x: Tensor, dim: int) -> Tensor:
 
 
 @implements("ChunkGatedDeltaRule")
-def chunk_gated_delta_rule(
-    *given: Tensor, beta: Tensor, initial_state: Tensor, scale: float, g: Tensor, **call: Any
-) -> Prepared:
+@calls.takes
+def chunk_gated_delta_rule(call: calls.ChunkDeltaRule) -> Prepared:
     """The kernels of flash-linear-attention, one after the other."""
     from flag_gems.fused.FLA import chunk_gated_delta_rule_fwd
 
-    expect_dtype(calls.HALF, query=given[0])
-    ends = torch.nn.functional.pad(call["actual_seq_lengths"].cumsum(0), (1, 0))
-    tokens, state = [x[None] for x in (*given, g, beta)], initial_state.mT.float().contiguous()
+    expect_dtype(calls.HALF, query=call.query)
+    ends = torch.nn.functional.pad(call.actual_seq_lengths.cumsum(0), (1, 0))
+    tokens = [x[None] for x in (call.query, call.key, call.value, call.g, call.beta)]
+    state = call.initial_state.mT.float().contiguous()
     return Prepared(
-        lambda: chunk_gated_delta_rule_fwd(*tokens, scale, state, True, ends),
-        results=lambda found: (found[1][0], found[3].mT.to(initial_state.dtype)),
+        lambda: chunk_gated_delta_rule_fwd(*tokens, call.scale, state, True, ends),
+        results=lambda found: (found[1][0], found[3].mT.to(call.initial_state.dtype)),
         converted=("states to FLOAT and (Dk, Dv)",),
     )
 
 
 @implements("SparseFlashAttention")
-def sparse_flash_attention(
-    query: Tensor, key: Tensor, value: Tensor, sparse_indices: Tensor, scale_value: float, **call: Any
-) -> Prepared:
-    query_rope, key_rope, heads = call["query_rope"], call["key_rope"], query.shape[1]
+@calls.takes
+def sparse_flash_attention(call: calls.SparseFlashAttention) -> Prepared:
+    query, key, query_rope, heads = call.query, call.key, call.query_rope, call.query.shape[1]
     expect_dtype((torch.bfloat16,), query=query)
     expect(heads in _SPARSE_HEADS, f"{heads} heads", " or ".join(map(str, _SPARSE_HEADS)))
     latent, rope = query.shape[-1], query_rope.shape[-1]
     expect((latent, rope) == (_LATENT, _ROPE), f"heads of {latent} and {rope}", f"heads of {_LATENT} and {_ROPE}")
     block_size, tokens = key.shape[1], torch.arange(len(query), device=query.device)
-    ends = call["actual_seq_lengths_query"]
+    ends = call.actual_seq_lengths_query
     owner = torch.searchsorted(ends, tokens.to(ends.dtype), right=True)
-    chosen = sparse_indices[:, 0].long()
-    blocks = call["block_table"][owner].long().gather(1, chosen.clamp(min=0) // block_size)
+    chosen = call.sparse_indices[:, 0].long()
+    blocks = call.block_table[owner].long().gather(1, chosen.clamp(min=0) // block_size)
     flat = (blocks * block_size + chosen % block_size).masked_fill(chosen < 0, -1).int().unsqueeze(1)
     q = torch.cat([query, query_rope], dim=-1)
-    kv = torch.cat([key, key_rope], dim=-1).view(-1, 1, latent + rope)
+    kv = torch.cat([key, call.key_rope], dim=-1).view(-1, 1, latent + rope)
     return Prepared(
-        lambda: flag_gems.flash_mla_sparse_fwd(q, kv, flat, scale_value),
+        lambda: flag_gems.flash_mla_sparse_fwd(q, kv, flat, call.scale_value),
         results=lambda found: (found[0], None, None),
         converted=("queries and their rope part joined", "caches joined", "keys of the index to places in the cache"),
     )
 
 
 @implements("QuantBatchMatmulV3")
-@calls.takes(calls.QuantizedProduct)
+@calls.takes
 def quant_matmul(call: calls.QuantizedProduct) -> Prepared:
     """Calls a kernel for scales of rows and columns, or one for scales of blocks."""
     expect(call.x1.dim() == call.x2.dim() == 2, f"{call.x1.dim()} axes", "matrices of two axes")
     expect_dtype(_QUANTIZED, x1=call.x1, x2=call.x2)
     expect_dtype(calls.REAL, result=call.output_dtype)
     expect(call.offset is None, "an offset", "no offsets")
+    small = call.group_sizes is not None and call.group_sizes[1] == 1
+    expect(not small, "scales of groups along K", "scales of blocks, rows or columns")
     k, n = call.x2.shape
     expect(k % _ALIGNED == n % _ALIGNED == 0, f"K {k}, N {n}", f"multiples of {_ALIGNED}")
     _expect_bias(call.bias, call.group_sizes is not None)
@@ -179,7 +181,7 @@ def quant_matmul(call: calls.QuantizedProduct) -> Prepared:
         major, minor = torch.cuda.get_device_capability(x1.device)
         expect(major == 9, f"compute capability {major}.{minor}", "cutlass_scaled_mm for 9.0")
     converted: list[str] = []
-    x2, b_scale = calls.weight_by_columns(call.x2, converted), calls.real_scale(call.scale, converted)
+    x2, b_scale = weight_by_columns(call.x2, converted), real_scale(call.scale, converted)
     if token is None:
         converted.append("a scale of one for x1")
     a_scale = torch.ones(1, device=x1.device) if token is None else token
@@ -190,9 +192,10 @@ def quant_matmul(call: calls.QuantizedProduct) -> Prepared:
 
 
 @implements("GroupedMatmul")
-@calls.takes(calls.GroupedProduct)
+@calls.takes
 def grouped_matmul(call: calls.GroupedProduct) -> Prepared:
     (rows,), (matrices,) = call.x, call.weight
+    expect(call.antiquant_scale is None, "weights alone in few bits", "operands of one dtype")
     if rows.is_floating_point() and rows.dtype not in _QUANTIZED:
         return _grouped_real(rows, matrices, call)
     return _grouped_quantized(rows, matrices, call)
@@ -226,8 +229,8 @@ def _grouped_quantized(rows: Tensor, weight: Tensor, call: calls.GroupedProduct)
     (m, _), (experts, k, n) = rows.shape, weight.shape
     converted = ["rows sorted into blocks"]
     b, b_scale = (
-        calls.weight_by_columns(weight, converted).mT,
-        calls.real_scale(scale.mT if of_blocks else scale, converted),
+        weight_by_columns(weight, converted).mT,
+        real_scale(scale.mT if of_blocks else scale, converted),
     )
     if token is None:
         converted.append("a scale of one for each row")

@@ -62,7 +62,7 @@ def _choose(
 
 
 @implements("MoeGatingTopK")
-@takes(Gating)
+@takes
 def moe_gating_top_k(call: Gating) -> Prepared:
     """Computes no normalized logits of all experts."""
     (tokens, experts), groups = call.x.shape, call.group_count

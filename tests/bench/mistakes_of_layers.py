@@ -170,7 +170,7 @@ MISTAKES: list[tuple[Any, ...]] = [
     (SCORES, "the smallest", lambda q, *own: impl.index_block_scores(-q, *own), 0),
     (SCORES, "a block less", lambda *own: impl.index_block_scores(*own[:3], own[3] - 8), 0),
     (SELECTED, "other blocks", arguments(_SELECTED, lambda *own: (*own[:3], own[3].roll(1, 0), *own[4:])), 0),
-    (SELECTED, "blocks of half the size", arguments(_SELECTED, lambda *own: (*own[:7], own[7] // 2, *own[8:])), 0),
+    (SELECTED, "blocks of half the size", keywords(_SELECTED, select_block_size=lambda size: size // 2), 0),
     (SELECTED, "one key more", keywords(_SELECTED, actual_seq_kvlen=lambda own: [kv + 1 for kv in own]), 0),
     (TRAINED, "other blocks", arguments(_TRAINED, lambda *own: (*own[:3], own[3].roll(1, 0), *own[4:])), 0),
     (TRAINED, "not scaled", arguments(_TRAINED, lambda *own: (*own[:4], 1.0, *own[5:])), 0),

@@ -7,7 +7,9 @@ import sys
 
 import pytest
 import torch
-from opatlas.bench.implementations import _calls as layouts
+from opatlas.bench import formulas
+from opatlas.bench.implementations import _calls as layouts, torch as impl
+from opatlas.bench.implementations.torch import fp8
 from replaying import job_of
 
 from opatlas import Unsupported
@@ -229,23 +231,48 @@ def test_each_token_finds_its_angles_in_the_table(dtype: torch.dtype) -> None:
 
 def test_a_scale_is_float32_whatever_it_is_stored_in() -> None:
     scale, converted = torch.tensor([0.5, 3.0]), []
-    assert layouts.real_scale(scale, converted) is scale
+    assert fp8.real_scale(scale, converted) is scale
     packed = torch.stack([scale.view(torch.int32), torch.zeros(2, dtype=torch.int32)], -1).view(torch.int64).squeeze(-1)
     assert not converted
     for stored in (packed, scale.bfloat16()):
-        assert torch.equal(layouts.real_scale(stored, converted), scale)
+        assert torch.equal(fp8.real_scale(stored, converted), scale)
     assert len(converted) == 2
 
 
 def test_a_weight_is_stored_by_columns_and_a_conversion_is_told() -> None:
     weight, converted = torch.arange(12.0).view(3, 4), []
-    found = layouts.weight_by_columns(weight, converted)
+    found = fp8.weight_by_columns(weight, converted)
     assert torch.equal(found, weight)
     assert found.stride() == (1, 3)
     assert converted == ["weight to (N, K)"]
-    assert layouts.weight_by_columns(found, converted) is found
+    assert fp8.weight_by_columns(found, converted) is found
     assert len(converted) == 1
 
 
 def test_features_side_by_side_come_half_a_head_apart() -> None:
     assert layouts.pairs_in_halves(torch.tensor([[0, 4, 1, 5, 2, 6]])).tolist() == [[0, 1, 2, 4, 5, 6]]
+
+
+@layouts.takes
+def taking(first: int, call: layouts.RingMla) -> tuple[int, object, float]:
+    return first, call.seqlen, call.qk_scale
+
+
+def test_a_function_takes_the_arguments_of_a_replay_as_one_object() -> None:
+    earlier = {"pre_out": None, "prev_lse": None, "mask_type": "no_mask", "calc_type": "calc_type_default"}
+    assert taking(7, *range(9), **earlier, qk_scale=0.5) == (7, 6, 0.5)
+    for wrong in ({}, {"qk_scale": 0.5, "pre_outs": None}, {"scale": 0.5}):
+        with pytest.raises(TypeError):
+            taking(7, *range(9), **earlier, **wrong)
+
+
+def misspelt(function, *arguments, **keywords):
+    with pytest.raises(TypeError, match="atten_masks"):
+        function(*arguments, **keywords, atten_masks=None)
+
+
+def test_a_misspelt_argument_is_seen_by_the_replay_and_its_formula() -> None:
+    x, how = torch.ones(1, 1, 1, 8), {"head_num": 1, "input_layout": "BNSD", "scale": 1.0}
+    misspelt(impl.flash_attention_score, x, x, x, **how)
+    results = impl.flash_attention_score(x, x, x, **how)
+    misspelt(lambda *own, **named: formulas.flash_attention_score.compare(own, named, results, 0), x, x, x, **how)

@@ -31,7 +31,7 @@ _JOINED = "queries and keys with their rope part in one tensor"
 
 
 @implements("FusedInferAttentionScore")
-@calls.takes(calls.Attention)
+@calls.takes
 def attention(call: calls.Attention) -> Prepared:
     """Packed sequences, sequences in pages, or absorbed latent attention in pages."""
     query, key, value = call.query, call.key, call.value
@@ -73,7 +73,7 @@ def _packed(call: calls.Attention, q: Tensor, k: Tensor) -> Prepared:
     """Returns the call for queries (T, N, D) and keys (T', H, D) of sequences one after the other."""
     kv_starts, value, with_lse = [0, *call.actual_seq_lengths_kv], call.value, call.softmax_lse_flag
     how = {"causal": call.causal, "sm_scale": call.scale, "window_left": call.window}
-    wrapper = _plan_packed(q, k, value, call.query_starts, kv_starts, **how)
+    wrapper = _plan_packed(q, k, value, [0, *(call.actual_seq_lengths or ())], kv_starts, **how)
     converted = (_JOINED,) if q.shape[-1] != value.shape[-1] else ()
     return Prepared(
         lambda: wrapper.run(q, k, value, return_lse=with_lse, enable_pdl=False),
@@ -93,7 +93,8 @@ def _plan_packed(q: Tensor, k: Tensor, v: Tensor, q_starts: Sequence[int], kv_st
 
 def _paged(call: calls.Attention, pages: _Pages) -> Prepared:
     """Returns the call for queries (T, N, D), and pages (blocks, size, H D) or (blocks, H, size, D)."""
-    q, kv_heads, starts, with_lse = call.query, call.num_key_value_heads, call.query_starts, call.softmax_lse_flag
+    q, kv_heads, with_lse = call.query, call.num_key_value_heads, call.softmax_lse_flag
+    starts = [0, *(call.actual_seq_lengths or ())]
     (_, heads, head_size), layout = q.shape, "NHD" if call.key.dim() == 3 else "HND"
     caches = tuple(x.unflatten(-1, (kv_heads, -1)) if layout == "NHD" else x for x in (call.key, call.value))
     _expect_attention_sizes(head_size, caches[1].shape[-1])
@@ -162,23 +163,24 @@ def _latent(call: calls.Attention, query_rope: Tensor, key_rope: Tensor, pages: 
 
 
 @implements("RINGMLAPrefillBF16Kernel")
-def ring_mla(q_nope: Tensor, q_rope: Tensor, *others: Any, qk_scale: float, mask_type: str, **given: Any) -> Prepared:
+@calls.takes
+def ring_mla(call: calls.RingMla) -> Prepared:
     """Attention, and in a later step a second kernel that merges its result with the earlier one."""
-    k_nope, k_rope, value, _, seqlen, head_num, _ = others
-    pre_out, prev_lse = given.get("pre_out"), given.get("prev_lse")
-    expect_dtype(calls.HALF, queries=q_nope)
-    expect_dtype((q_nope.dtype,), keys=k_nope, values=value)
-    q, k = _with_rope(q_nope, q_rope, k_nope, k_rope)
-    lengths = seqlen.reshape(-1, seqlen.shape[-1]).tolist()
+    value, pre_out, prev_lse = call.value, call.pre_out, call.prev_lse
+    expect_dtype(calls.HALF, queries=call.q_nope)
+    expect_dtype((call.q_nope.dtype,), keys=call.k_nope, values=value)
+    q, k = _with_rope(call.q_nope, call.q_rope, call.k_nope, call.k_rope)
+    lengths = call.seqlen.reshape(-1, call.seqlen.shape[-1]).tolist()
     q_starts, kv_starts = ([sum(own[:i]) for i in range(len(own) + 1)] for own in (lengths[0], lengths[-1]))
-    wrapper = _plan_packed(q, k, value, q_starts, kv_starts, causal=mask_type == "mask_type_triu", sm_scale=qk_scale)
+    how = {"causal": call.mask_type == "mask_type_triu", "sm_scale": call.qk_scale}
+    wrapper = _plan_packed(q, k, value, q_starts, kv_starts, **how)
     earlier = None
     if pre_out is not None and prev_lse is not None:
         # A block merges all heads of a token, with 8 elements for each thread: more heads are those of more tokens.
-        folded = (-1, math.gcd(head_num, _THREADS * 8 // value.shape[-1]))
+        folded = (-1, math.gcd(call.head_num, _THREADS * 8 // value.shape[-1]))
         earlier = (pre_out.view(*folded, value.shape[-1]), (prev_lse.T.contiguous() / math.log(2)).view(folded))
 
-    def call() -> Any:
+    def attend() -> Any:
         out, lse = wrapper.run(q, k, value, return_lse=True, enable_pdl=False)
         if earlier is None:
             return out, lse
@@ -187,7 +189,7 @@ def ring_mla(q_nope: Tensor, q_rope: Tensor, *others: Any, qk_scale: float, mask
         return merged.view(out.shape), merged_lse.view(lse.shape)
 
     return Prepared(
-        call,
+        attend,
         results=lambda found: (found[0], (found[1] * math.log(2)).T),
         converted=(_JOINED, "log-sum-exp from base 2 and (tokens, heads)"),
     )

@@ -94,7 +94,7 @@ def softmax(x: Tensor, dim: int) -> Prepared:
 
 
 @implements("QuantBatchMatmulV3")
-@takes(QuantizedProduct)
+@takes
 def quant_matmul(call: QuantizedProduct) -> Prepared:
     """Calls cuBLAS."""
     x1, x2, scale, dtype = call.x1, call.x2, call.scale, call.output_dtype
@@ -124,7 +124,7 @@ def quant_matmul(call: QuantizedProduct) -> Prepared:
 
 
 @implements("MoeGatingTopK")
-@takes(Gating)
+@takes
 def moe_gating_top_k(call: Gating) -> Prepared:
     """DeepSeek-V3's choice of experts. Computes no sigmoids of all logits."""
     x, k, bias, groups, chosen_groups = call.x, call.k, call.bias, call.group_count, call.k_group

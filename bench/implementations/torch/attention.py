@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +12,7 @@ from torch.nn import functional
 
 from opatlas import Prepared
 
-from .._calls import differences, int32
+from .._calls import Attention, RingMla, differences, int32, takes
 from .matmul import may_prepare
 
 #: Maximum number of scores at a time without a fused kernel: 256 MiB in float32.
@@ -22,28 +21,8 @@ SCORES = 1 << 26
 _GATHERED = 1 << 26
 
 
-def fused_infer_attention_score(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    atten_mask: Tensor | None = None,
-    actual_seq_lengths: Sequence[int] | None = None,
-    actual_seq_lengths_kv: Sequence[int],
-    block_table: Tensor | None = None,
-    query_rope: Tensor | None = None,
-    key_rope: Tensor | None = None,
-    num_heads: int,
-    scale: float,
-    input_layout: str,
-    num_key_value_heads: int,
-    sparse_mode: int = 0,
-    block_size: int = 0,
-    softmax_lse_flag: bool = False,
-    pre_tokens: int = 0,
-    next_tokens: int = 0,
-    learnable_sink: Tensor | None = None,
-) -> tuple[Tensor, Tensor] | Prepared:
+@takes
+def fused_infer_attention_score(call: Attention) -> tuple[Tensor, Tensor] | Prepared:
     """Returns attention of each sequence; sequences of equal lengths make a batch.
 
     Packed sequences with heads of one width are one call of FlashAttention-2 on a GPU.
@@ -54,35 +33,36 @@ def fused_infer_attention_score(
     each head without a value. Second result: the log-sum-exp in float32, (T, N, 1) or (B, N, S, 1), empty unless
     requested.
     """
-    window = pre_tokens if sparse_mode == 4 else None
+    query, key, value, key_rope, block_table = call.query, call.key, call.value, call.key_rope, call.block_table
+    kv_ends, kv_heads, sink = call.actual_seq_lengths_kv, call.num_key_value_heads, call.learnable_sink
+    with_lse = call.softmax_lse_flag
+    window = call.pre_tokens if call.sparse_mode == 4 else None
     if (
         may_prepare(query)
-        and input_layout == "TND"
+        and call.input_layout == "TND"
         and block_table is None
-        and query_rope is None
+        and call.query_rope is None
         and key.shape == value.shape
         and has_flash_kernel(query)
-        and actual_seq_lengths
+        and call.actual_seq_lengths
     ):
-        q_ends, kv_ends = actual_seq_lengths, actual_seq_lengths_kv
-        how = (scale, sparse_mode > 0, softmax_lse_flag, window, learnable_sink)
-        return _packed_flash_attention(query, key, value, q_ends, kv_ends, *how)
-    if query_rope is not None and key_rope is not None:
-        query = torch.cat([query, query_rope], dim=-1)
-    tokens = query if input_layout == "TND" else query.transpose(1, 2).flatten(0, 1)
-    ends = actual_seq_lengths or range(query.shape[-2], len(tokens) + 1, query.shape[-2])
-    own_kv = actual_seq_lengths_kv if block_table is not None else differences(actual_seq_lengths_kv)
-    width = value.shape[-1] // (num_key_value_heads if value.dim() == 3 and block_table is not None else 1)
-    out = tokens.new_empty(len(tokens), num_heads, width)
-    lse = torch.empty(len(tokens) if softmax_lse_flag else 0, num_heads, 1, device=query.device)
-    for q_length, kv_length, members in length_batches(differences(ends), own_kv, num_key_value_heads * key.shape[-1]):
+        return _packed_flash_attention(call, call.actual_seq_lengths, window)
+    if call.query_rope is not None and key_rope is not None:
+        query = torch.cat([query, call.query_rope], dim=-1)
+    tokens = query if call.input_layout == "TND" else query.transpose(1, 2).flatten(0, 1)
+    ends = call.actual_seq_lengths or range(query.shape[-2], len(tokens) + 1, query.shape[-2])
+    own_kv = kv_ends if block_table is not None else differences(kv_ends)
+    width = value.shape[-1] // (kv_heads if value.dim() == 3 and block_table is not None else 1)
+    out = tokens.new_empty(len(tokens), call.num_heads, width)
+    lse = torch.empty(len(tokens) if with_lse else 0, call.num_heads, 1, device=query.device)
+    for q_length, kv_length, members in length_batches(differences(ends), own_kv, kv_heads * key.shape[-1]):
         rows = stretches([ends[i] - q_length for i in members], q_length, query.device)
         q = tokens[rows].transpose(1, 2)
         if block_table is not None:
-            table = block_table[members, : math.ceil(kv_length / block_size)].long()
-            stored = partial(pages, table=table, length=kv_length, heads=num_key_value_heads)
+            table = block_table[members, : math.ceil(kv_length / call.block_size)].long()
+            stored = partial(pages, table=table, length=kv_length, heads=kv_heads)
         else:
-            positions = stretches([actual_seq_lengths_kv[i] - kv_length for i in members], kv_length, query.device)
+            positions = stretches([kv_ends[i] - kv_length for i in members], kv_length, query.device)
             stored = partial(_pack, positions=positions)
         # A cache may be in FP8.
         k = stored(key).to(q.dtype) if key_rope is None else torch.cat([stored(key), stored(key_rope)], dim=-1)
@@ -90,46 +70,37 @@ def fused_infer_attention_score(
         v = k if value is key else stored(value).to(q.dtype)
         if window is not None:
             k, v = (x[:, :, -(q_length + window) :] for x in (k, v))
-        if softmax_lse_flag or learnable_sink is not None:
-            result, sums = attend_with_lse(q, k, v, scale=scale, causal=sparse_mode > 0, window=window)
-            if softmax_lse_flag:
+        if with_lse or sink is not None:
+            result, sums = attend_with_lse(q, k, v, scale=call.scale, causal=call.causal, window=window)
+            if with_lse:
                 lse[rows] = sums.transpose(1, 2)[..., None].to(lse.dtype)
-            if learnable_sink is not None:
-                result = _with_sink(result.transpose(1, 2), sums.transpose(1, 2), learnable_sink).transpose(1, 2)
+            if sink is not None:
+                result = _with_sink(result.transpose(1, 2), sums.transpose(1, 2), sink).transpose(1, 2)
         else:
-            result = attend(q, k, v, scale=scale, causal=sparse_mode > 0, window=window)
+            result = attend(q, k, v, scale=call.scale, causal=call.causal, window=window)
         out[rows] = result.transpose(1, 2)[..., :width]
-    if input_layout == "TND":
-        return out, lse if softmax_lse_flag else lse.reshape(0)
+    if call.input_layout == "TND":
+        return out, lse if with_lse else lse.reshape(0)
     sequences, _, length = query.shape[:3]
-    lse = lse.view(sequences, length, num_heads, 1).transpose(1, 2).contiguous() if softmax_lse_flag else lse.reshape(0)
-    return out.view(sequences, length, num_heads, width).permute(2, 0, 1, 3).contiguous(), lse
+    lse = lse.view(sequences, length, call.num_heads, 1).transpose(1, 2).contiguous() if with_lse else lse.reshape(0)
+    return out.view(sequences, length, call.num_heads, width).permute(2, 0, 1, 3).contiguous(), lse
 
 
-def _packed_flash_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    q_ends: Sequence[int],
-    kv_ends: Sequence[int],
-    scale: float,
-    causal: bool,
-    with_lse: bool,
-    window: int | None,
-    sink: Tensor | None,
-) -> Prepared:
+def _packed_flash_attention(call: Attention, q_ends: Sequence[int], window: int | None) -> Prepared:
     """Prepares attention of packed sequences (T, N, D), with the log-sum-exp (T, N, 1) or nothing.
 
     `torch.nn.attention.varlen` has the same operator, which it follows with a second kernel.
     """
-    steps = [int32([0, *ends], query.device) for ends in (q_ends, kv_ends)]
-    longest = [max(differences(ends)) for ends in (q_ends, kv_ends)]
-
+    both, sink, with_lse = (q_ends, call.actual_seq_lengths_kv), call.learnable_sink, call.softmax_lse_flag
+    steps = [int32([0, *ends], call.query.device) for ends in both]
+    longest = [max(differences(ends)) for ends in both]
     sides = {} if window is None else {"window_size_left": window, "window_size_right": 0}
 
-    def call() -> tuple[Tensor, Tensor | None]:
+    tensors = (call.query, call.key, call.value, *steps)
+
+    def launch() -> tuple[Tensor, Tensor | None]:
         out, lse, *_ = torch.ops.aten._flash_attention_forward(
-            query, key, value, *steps, *longest, 0.0, causal, False, scale=scale, **sides
+            *tensors, *longest, 0.0, call.causal, False, scale=call.scale, **sides
         )
         return out if sink is None else _with_sink(out, of_tokens(lse), sink), lse if with_lse else None
 
@@ -144,7 +115,7 @@ def _packed_flash_attention(
         out, lse = found
         return out, out.new_empty(0, dtype=torch.float32) if lse is None else of_tokens(lse).unsqueeze(-1).contiguous()
 
-    return Prepared(call, results=with_last_axis, converted=("log-sum-exp to (T, N, 1)",) if with_lse else ())
+    return Prepared(launch, results=with_last_axis, converted=("log-sum-exp to (T, N, 1)",) if with_lse else ())
 
 
 def _with_sink(out: Tensor, lse: Tensor, sink: Tensor) -> Tensor:
@@ -152,31 +123,28 @@ def _with_sink(out: Tensor, lse: Tensor, sink: Tensor) -> Tensor:
     return (out * torch.sigmoid(lse - sink).unsqueeze(-1)).to(out.dtype)
 
 
-def ring_mla(
-    q_nope: Tensor, q_rope: Tensor, *others: Any, qk_scale: float, mask_type: str, **call: Any
-) -> tuple[Tensor, Tensor]:
+@takes
+def ring_mla(call: RingMla) -> tuple[Tensor, Tensor]:
     """Computes a step of ring attention over (T, heads, D) tokens: (T, N, Dv) and the log-sum-exp (N, T).
 
     The attention of this step is merged with `pre_out` and `prev_lse`. `seqlen` is on the host: (sequences,), or
     (2, sequences) where keys have other lengths.
     """
-    k_nope, k_rope, value, _, seqlen, *_ = others
-    pre_out, prev_lse = call.get("pre_out"), call.get("prev_lse")
-    lengths = seqlen.reshape(-1, seqlen.shape[-1]).tolist()
-    q, k = torch.cat([q_nope, q_rope], dim=-1), torch.cat([k_nope, k_rope], dim=-1)
+    lengths = call.seqlen.reshape(-1, call.seqlen.shape[-1]).tolist()
+    q, k = torch.cat([call.q_nope, call.q_rope], dim=-1), torch.cat([call.k_nope, call.k_rope], dim=-1)
     outs, sums = [], []
-    pieces = zip(q.split(lengths[0]), k.split(lengths[-1]), value.split(lengths[-1]), strict=True)
+    pieces = zip(q.split(lengths[0]), k.split(lengths[-1]), call.value.split(lengths[-1]), strict=True)
     for own_q, own_k, own_v in pieces:
         batch = [tensor.transpose(0, 1)[None] for tensor in (own_q, own_k, own_v)]
-        out, lse = attend_with_lse(*batch, scale=qk_scale, causal=mask_type == "mask_type_triu")
+        out, lse = attend_with_lse(*batch, scale=call.qk_scale, causal=call.mask_type == "mask_type_triu")
         outs.append(out[0].transpose(0, 1))
         sums.append(lse[0])
     out, lse = torch.cat(outs), torch.cat(sums, dim=-1)
-    if pre_out is None or prev_lse is None:
+    if call.pre_out is None or call.prev_lse is None:
         return out.contiguous(), lse
-    both = torch.logaddexp(lse, prev_lse)
-    old, new = ((part - both).exp().T[..., None] for part in (prev_lse, lse))
-    return (pre_out * old + out * new).to(pre_out.dtype), both
+    both = torch.logaddexp(lse, call.prev_lse)
+    old, new = ((part - both).exp().T[..., None] for part in (call.prev_lse, lse))
+    return (call.pre_out * old + out * new).to(call.pre_out.dtype), both
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool, window: int | None = None) -> Tensor:

@@ -2,71 +2,67 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from .. import _calls as calls
 from .attention import SCORES, attend, attend_with_lse, has_flash_kernel
 
 #: Tokens of a chunk of linear attention, whose states are not computed.
 _CHUNK = 64
 
 
-def flash_attention_score(
-    query: Tensor, key: Tensor, value: Tensor, head_num: int, input_layout: str, *, scale: float, **call: Any
-) -> tuple[Tensor, Tensor, Tensor]:
+@calls.takes
+def flash_attention_score(call: calls.FlashAttention) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the result in the layout of the queries, (S, B, N x D) or another, and float32 statistics (B, N, S, 8).
 
     The mask tensor is not read: masks are causal. The statistics are a number m and the sum of exp(score - m), eight
     times each. The fused kernels give the log-sum-exp, which is taken for m; the sum is 1 then. The backward kernel
     needs no more.
     """
-    width = _width(query, head_num, input_layout)
-    q, k, v = (_split_heads(x, input_layout, width) for x in (query, key, value))
-    out, lse = attend_with_lse(q, k, v, scale=scale, causal=call.get("atten_mask") is not None)
+    width = _width(call.query, call.head_num, call.input_layout)
+    q, k, v = (_split_heads(x, call.input_layout, width) for x in (call.query, call.key, call.value))
+    out, lse = attend_with_lse(q, k, v, scale=call.scale, causal=call.atten_mask is not None)
     highest = lse[..., None].expand(*lse.shape, 8).contiguous()
-    return _join_heads(out, input_layout), highest, torch.ones_like(highest)
+    return _join_heads(out, call.input_layout), highest, torch.ones_like(highest)
 
 
-def recurrent_gated_delta_rule(
-    query: Tensor, key: Tensor, value: Tensor, *, state: Tensor, beta: Tensor, scale: float, **call: Any
-) -> Tensor:
+@calls.takes
+def recurrent_gated_delta_rule(call: calls.RecurrentDeltaRule) -> Tensor:
     """Returns linear attention of a few tokens (T, Nv, Dv), and stores the state of each token in its place.
 
     The sequences are of one length. A state is (Nv, Dv, Dk); e^g is its decay, e^gk that of each feature of keys, beta
     the share of a value that counts. A sequence begins with the state of the last accepted token, by default the first.
     """
-    num_accepted_tokens, g, gk = (call.get(name) for name in ("num_accepted_tokens", "g", "gk"))
-    batch = len(call["actual_seq_lengths"])
+    query, key, value, state, accepted = call.query, call.key, call.value, call.state, call.num_accepted_tokens
+    batch = len(call.actual_seq_lengths)
     batch -= len(query) % batch > 0
     group = value.shape[1] // key.shape[1]
     q, k = (x.float().unflatten(0, (batch, -1)).repeat_interleave(group, 2) for x in (query, key))
-    v, share = (x.float().unflatten(0, (batch, -1)) for x in (value, beta))
-    decays = [x.float().exp().view(*v.shape[:3], 1, -1) for x in (g, gk) if x is not None]
-    places = call["ssm_state_indices"].view(batch, -1).long()
-    begin = places[:, :1] if num_accepted_tokens is None else places.gather(1, num_accepted_tokens[:, None].long() - 1)
+    v, share = (x.float().unflatten(0, (batch, -1)) for x in (value, call.beta))
+    decays = [x.float().exp().view(*v.shape[:3], 1, -1) for x in (call.g, call.gk) if x is not None]
+    places = call.ssm_state_indices.view(batch, -1).long()
+    begin = places[:, :1] if accepted is None else places.gather(1, accepted[:, None].long() - 1)
     own, outs = state[begin[:, 0]].float(), []
     for i in range(q.shape[1]):
         for decay in decays:
             own = own * decay[:, i]
         difference = v[:, i] - torch.matmul(own, k[:, i, :, :, None]).squeeze(-1)
         own = own + (difference * share[:, i, :, None])[..., None] * k[:, i, :, None]
-        outs.append(torch.matmul(own, q[:, i, :, :, None]).squeeze(-1) * scale)
+        outs.append(torch.matmul(own, q[:, i, :, :, None]).squeeze(-1) * call.scale)
         state[places[:, i]] = own.to(state.dtype)
     return torch.stack(outs, 1).flatten(0, 1).to(query.dtype)
 
 
-def chunk_gated_delta_rule(
-    query: Tensor, key: Tensor, value: Tensor, *, beta: Tensor, initial_state: Tensor, scale: float, g: Tensor, **_: Any
-) -> tuple[Tensor, Tensor]:
+@calls.takes
+def chunk_gated_delta_rule(call: calls.ChunkDeltaRule) -> tuple[Tensor, Tensor]:
     """Returns linear attention of prompts (T, Nv, Dv), and the states (B, Nv, Dv, Dk) after their last tokens.
 
     The sequences are of one length. Within a chunk, tokens are changed by those before them all at once.
     """
-    out, own = _in_chunks(query, key, value, g, initial_state, beta)
-    return (out * scale).to(query.dtype), own.to(initial_state.dtype)
+    out, own = _in_chunks(call.query, call.key, call.value, call.g, call.initial_state, call.beta)
+    return (out * call.scale).to(call.query.dtype), own.to(call.initial_state.dtype)
 
 
 def _in_chunks(q: Tensor, k: Tensor, v: Tensor, g: Tensor, own: Tensor, share: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -107,39 +103,39 @@ def _in_chunks(q: Tensor, k: Tensor, v: Tensor, g: Tensor, own: Tensor, share: T
     return torch.cat(outs, 2)[:, :, :length].transpose(1, 2).flatten(0, 1), own
 
 
-def chunk_kda_fwd(*tokens: Any, initial_state: Tensor, **of_npu: Any) -> tuple[Tensor | None, ...]:
+@calls.takes
+def chunk_kda_fwd(call: calls.ChunkKda) -> tuple[Tensor | None, ...]:
     """Returns `chunk_gated_delta_rule` of (heads, T, ...), with decays (Nv, T, Dk), and ten results for training."""
-    q, k, v, g, beta = (x.transpose(0, 1) for x in tokens[:5])
-    out, own = _in_chunks(q, k, v, g, initial_state, beta)
-    return (out * tokens[5]).to(q.dtype), own.to(initial_state.dtype), *[None] * 10
+    q, k, v, g, beta = (x.transpose(0, 1) for x in (call.q, call.k, call.v, call.g, call.beta))
+    out, own = _in_chunks(q, k, v, g, call.initial_state, beta)
+    return (out * call.scale).to(q.dtype), own.to(call.initial_state.dtype), *[None] * 10
 
 
-def mamba_chunk_scan(*tensors: Tensor) -> tuple[Tensor, Tensor]:
+@calls.takes
+def mamba_chunk_scan(call: calls.ChunkScan) -> tuple[Tensor, Tensor]:
     """Returns results of prompts (T, heads, P), and states (B, heads, P, N); see `selective_state_update`."""
-    x, dt, decay, keys, queries, skip, dt_bias, state = tensors
-    step = functional.softplus(dt.float() + dt_bias.float())
-    y, own = _in_chunks(queries, keys, step[..., None] * x, step * decay.float(), state, None)
-    return y.addcmul_(skip.float()[:, None], x.float()).to(x.dtype), own.to(state.dtype)
+    step = functional.softplus(call.dt.float() + call.dt_bias.float())
+    y, own = _in_chunks(call.queries, call.keys, step[..., None] * call.x, step * call.decay.float(), call.state, None)
+    return y.addcmul_(call.skip.float()[:, None], call.x.float()).to(call.x.dtype), own.to(call.state.dtype)
 
 
-def causal_conv1d(
-    output: Tensor, x: Tensor, weight: Tensor, conv_state: Tensor, bias_opt: Tensor | None, *others: Any
-) -> Tensor:
+@calls.takes
+def causal_conv1d(call: calls.CausalConv1d) -> Tensor:
     """Returns SiLU of a convolution of each feature of (T, C) with `weight` (K, C); states (places, K - 1, C) are x.
 
     The sequences are of one length.
     """
-    _, cache_indices_opt, initial_state_mode_opt, *_ = others
-    places = cache_indices_opt.long()
+    x, conv_state, initial = call.x, call.conv_state, call.initial_state_mode_opt
+    places = call.cache_indices_opt.long()
     before = conv_state[places]
-    if initial_state_mode_opt is not None:
-        before = before * (initial_state_mode_opt != 0).view(-1, 1, 1)
+    if initial is not None:
+        before = before * (initial != 0).view(-1, 1, 1)
     whole = torch.cat([before, x.unflatten(0, (len(places), -1))], 1)
-    kernel = weight.T.unsqueeze(1).to(whole.dtype)
-    found = functional.conv1d(whole.mT, kernel, bias_opt, groups=x.shape[1])
+    kernel = call.weight.T.unsqueeze(1).to(whole.dtype)
+    found = functional.conv1d(whole.mT, kernel, call.bias_opt, groups=x.shape[1])
     conv_state[places] = whole[:, -conv_state.shape[1] :]
-    output.copy_(functional.silu(found).mT.flatten(0, 1))
-    return output
+    call.output.copy_(functional.silu(found).mT.flatten(0, 1))
+    return call.output
 
 
 def gated_rms_norm(x: Tensor, weight: Tensor, z: Tensor, *, eps: float) -> Tensor:
@@ -160,58 +156,56 @@ def kda_gate(a_log: Tensor, f: Tensor, dt_bias: Tensor) -> Tensor:
     return by_head.mul_(-torch.exp(a_log.float())[:, None]).flatten(1)
 
 
-def selective_state_update(x: Tensor, dt: Tensor, decay: Tensor, *tensors: Tensor, state: Tensor) -> Tensor:
+@calls.takes
+def selective_state_update(call: calls.SelectiveUpdate) -> Tensor:
     """Maps a token (B, heads, P) of each sequence to (B, heads, P), and changes its state (heads, P, N) in its place.
 
     Keys and queries are (B, groups, N), B and C in the paper.
     """
-    keys, queries, skip, dt_bias, state_batch_indices = tensors
-    places, group = state_batch_indices.long(), x.shape[1] // keys.shape[1]
-    keys, queries = (part.float().repeat_interleave(group, 1) for part in (keys, queries))
-    step = functional.softplus(dt.float() + dt_bias.float())[..., None]
-    own = state[places].float() * torch.exp(step * decay.float()[:, None])[..., None]
+    x, state = call.x, call.state
+    places, group = call.state_batch_indices.long(), x.shape[1] // call.keys.shape[1]
+    keys, queries = (part.float().repeat_interleave(group, 1) for part in (call.keys, call.queries))
+    step = functional.softplus(call.dt.float() + call.dt_bias.float())[..., None]
+    own = state[places].float() * torch.exp(step * call.decay.float()[:, None])[..., None]
     own = own + (step * x.float())[..., None] * keys[:, :, None]
     state[places] = own.to(state.dtype)
     y = torch.matmul(own, queries[..., None]).squeeze(-1)
-    return y.addcmul_(skip.float()[:, None], x.float()).to(x.dtype)
+    return y.addcmul_(call.skip.float()[:, None], x.float()).to(x.dtype)
 
 
-def dense_attention(
-    query: Tensor, *others: Tensor, num_heads: int, scale_value: float, input_layout: str, **call: Any
-) -> Tensor:
+@calls.takes
+def dense_attention(call: calls.DenseAttention) -> Tensor:
     """Returns attention over sequences of one length, in the layout of the queries.
 
     The mask is not read: that of several queries is causal, that of one query hides no key.
     """
-    width = _width(query, num_heads, input_layout)
-    q, k, v = (_split_heads(x, input_layout, width) for x in (query, *others))
-    causal = call.get("atten_mask") is not None and q.shape[2] > 1
-    return _join_heads(attend(q, k, v, scale=scale_value, causal=causal), input_layout)
+    width = _width(call.query, call.num_heads, call.input_layout)
+    q, k, v = (_split_heads(x, call.input_layout, width) for x in (call.query, call.key, call.value))
+    causal = call.atten_mask is not None and q.shape[2] > 1
+    return _join_heads(attend(q, k, v, scale=call.scale_value, causal=causal), call.input_layout)
 
 
-def flash_attention_grad(
-    query: Tensor, key: Tensor, value: Tensor, dy: Tensor, head_num: int, input_layout: str, **call: Any
-) -> tuple[Tensor, Tensor, Tensor]:
+@calls.takes
+def flash_attention_grad(call: calls.FlashAttentionGrad) -> tuple[Tensor, Tensor, Tensor]:
     """Returns gradients of queries, keys and values, in their shapes; see `flash_attention_score`."""
-    names = ("softmax_max", "softmax_sum", "attention_in", "scale_value")
-    softmax_max, softmax_sum, attention_in, scale_value = (call[name] for name in names)
-    width = _width(query, head_num, input_layout)
-    q, k, v, grad, out = (_split_heads(x, input_layout, width) for x in (query, key, value, dy, attention_in))
-    lse = softmax_max[..., 0] + softmax_sum[..., 0].log()
-    causal = call.get("atten_mask") is not None
+    layout, scale = call.input_layout, call.scale_value
+    width, given = _width(call.query, call.head_num, layout), (call.query, call.key, call.value, call.dy)
+    q, k, v, grad, out = (_split_heads(x, layout, width) for x in (*given, call.attention_in))
+    lse = call.softmax_max[..., 0] + call.softmax_sum[..., 0].log()
+    causal = call.atten_mask is not None
     if has_flash_kernel(q):
         # Lengths of packed sequences are not defined here; the random state is not read without dropout.
         state = torch.empty(0, dtype=torch.uint64, device=q.device)
         dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_backward(
-            grad, q, k, v, out, lse, None, None, q.shape[2], k.shape[2], 0.0, causal, state, state, scale=scale_value
+            grad, q, k, v, out, lse, None, None, q.shape[2], k.shape[2], 0.0, causal, state, state, scale=scale
         )
     else:
         heads, kv_heads = q.shape[1], k.shape[1]
         k, v = (x.repeat_interleave(heads // kv_heads, 1) if heads != kv_heads else x for x in (k, v))
-        dq, dk, dv = _unfused_grad(grad, q, k, v, out, lse, scale_value, causal)
+        dq, dk, dv = _unfused_grad(grad, q, k, v, out, lse, scale, causal)
         if heads != kv_heads:
             dk, dv = (x.unflatten(1, (kv_heads, heads // kv_heads)).sum(2) for x in (dk, dv))
-    dq, dk, dv = (_join_heads(x.to(query.dtype), input_layout) for x in (dq, dk, dv))
+    dq, dk, dv = (_join_heads(x.to(call.query.dtype), layout) for x in (dq, dk, dv))
     return dq, dk, dv
 
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from opatlas.run.inputs.shape_rules import SCALE_BLOCK, blocks
 
-from .._calls import real_scale
+from .._calls import GroupedProduct, QuantizedProduct
 
 #: The tensor cores multiply matrices of so many rows and columns, or multiples.
 _ALIGNED = 16
@@ -24,23 +24,15 @@ _AFTER_BLACKWELL = (11, 0)
 _ROWS_OF_BLOCKS = 4
 
 
-def scaled_product(
-    a: Tensor,
-    b: Tensor,
-    scale: Tensor,
-    token: Tensor | None,
-    bias: Tensor | None,
-    dtype: torch.dtype,
-    converted: list[str],
-) -> Callable[[], Tensor] | None:
+def scaled_product(call: QuantizedProduct, converted: list[str]) -> Callable[[], Tensor] | None:
     """Returns a call of `torch._scaled_mm` for (M, K) and (K, N); None if torch or the GPU does not take the operands.
 
     Args:
-        scale: (1) or (N), real, or INT64 as npu_trans_quant_param packs it.
-        token: (M).
+        call: without scales of blocks.
         converted: gets a phrase for each converted argument.
     """
-    one_scale = scale.numel() == 1 and token is None
+    a, b, token, bias, dtype = call.x1, call.x2, call.pertoken_scale, call.bias, call.output_dtype
+    one_scale = call.scale.numel() == 1 and token is None
     real = dtype in (torch.bfloat16, torch.float16) or (dtype is torch.float32 and bias is None)
     if one_scale:
         taken = real and torch.float8_e4m3fn in (a.dtype, b.dtype)
@@ -48,7 +40,7 @@ def scaled_product(
         taken = b.dtype is torch.float8_e4m3fn and (dtype is torch.bfloat16 or (real and _cublas_has_scales(a)))
     if not (taken and a.dim() == b.dim() == 2 and _fits(a, b, _ADA if one_scale else _HOPPER)):
         return None
-    a, weight, of_columns = _by_rows(a, converted), _by_columns(b, converted), real_scale(scale, converted)
+    a, weight, of_columns = _by_rows(a, converted), _by_columns(b, converted), real_scale(call.scale, converted)
     if bias is not None:
         if bias.dtype is not dtype:
             converted.append("bias to the result's dtype")
@@ -98,32 +90,20 @@ def unscaled_product(a: Tensor, b: Tensor, scale: Tensor, token: Tensor) -> Tens
     return torch.matmul(a.float() * of_rows, b.float() * of_blocks)
 
 
-def scaled_groups(
-    rows: Tensor,
-    matrices: Tensor,
-    scale: Tensor | None,
-    token: Tensor | None,
-    ends: Tensor,
-    dtype: torch.dtype,
-    converted: list[str],
-) -> Callable[[], Tensor] | None:
+def scaled_groups(call: GroupedProduct, converted: list[str]) -> Callable[[], Tensor] | None:
     """Returns a call of `torch._scaled_grouped_mm`, which came with torch 2.7; None as for `scaled_product`.
 
     The call launches two kernels: one computes the addresses of the groups, the other multiplies.
-
-    Args:
-        rows, matrices: (M, K) and (E, K, N).
-        scale: (E, N).
-        token: (M).
-        ends: the end of each group of rows.
     """
+    (rows,), (matrices,), dtype = call.x, call.weight, call.output_dtype or call.x[0].dtype
+    scale, token = (given[0] if given else None for given in (call.scale, call.per_token_scale))
     taken = dtype is torch.bfloat16 and rows.dtype is matrices.dtype is torch.float8_e4m3fn and scale is not None
     if not (taken and hasattr(torch, "_scaled_grouped_mm") and _fits(rows, matrices, _HOPPER, below=_AFTER_BLACKWELL)):
         return None
     assert scale is not None
     a, weight, of_columns = _by_rows(rows, converted), _by_columns(matrices, converted), real_scale(scale, converted)
     converted.append("ends of groups to int32")
-    offs = ends.to(torch.int32)
+    offs = call.group_list.to(torch.int32)
     if token is None:
         converted.append("a scale of one for each row")
     of_rows = torch.ones(len(rows), device=rows.device) if token is None else real_scale(token, converted)
@@ -159,3 +139,19 @@ def _by_columns(matrices: Tensor, converted: list[str]) -> Tensor:
         return matrices
     converted.append("weight stored by columns")
     return matrices.mT.contiguous().mT
+
+
+def real_scale(scale: Tensor, converted: list[str]) -> Tensor:
+    """Returns a scale in float32, contiguous, and notes a conversion. A packed scale (INT64) is in its lower half."""
+    if scale.dtype is torch.float32:
+        return scale.contiguous()
+    converted.append("scale to FLOAT")
+    return scale.float() if scale.is_floating_point() else scale.view(torch.float32)[..., ::2].contiguous()
+
+
+def weight_by_columns(weight: Tensor, converted: list[str]) -> Tensor:
+    """Returns a weight (K, N), or weights (E, K, N), stored as (N, K) each, and notes a conversion."""
+    if weight.mT.is_contiguous():
+        return weight
+    converted.append("weight to (N, K)" if weight.dim() == 2 else "weight to (E, N, K)")
+    return weight.mT.contiguous().mT

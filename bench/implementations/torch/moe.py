@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -11,38 +11,30 @@ from torch.nn import functional
 
 from opatlas import Prepared
 
-from .._calls import FP8
+from .._calls import FP8, Gating, GroupedProduct, takes
 from .fp8 import block_scaled_product, scaled_groups, unscaled_product
 from .matmul import linear, may_prepare
 from .norm import swiglu
 from .quantized import dequantize, dynamic_quant, integer_matmul, weight_quant_batchmatmul
 
 
-def moe_gating_top_k(
-    x: Tensor,
-    k: int,
-    *,
-    bias: Tensor | None = None,
-    k_group: int = 1,
-    group_count: int = 1,
-    group_select_mode: int = 0,
-    norm_type: int = 0,
-    **of_npu: Any,
-) -> tuple[Tensor, Tensor, Tensor]:
+@takes
+def moe_gating_top_k(call: Gating) -> tuple[Tensor, Tensor, Tensor]:
     """Maps logits (T, E) to the weights of k experts, their numbers, and all normalized logits in float32.
 
     Experts are chosen by normalized logit plus bias, among the k_group groups that score best.
     """
-    norm = x.float().sigmoid() if norm_type == 1 else x.float().softmax(dim=-1)
-    score = norm if bias is None else norm + bias
-    if group_count > 1:
-        groups = score.unflatten(-1, (group_count, -1))
-        best = groups.topk(2, dim=-1).values.sum(dim=-1) if group_select_mode == 1 else groups.amax(dim=-1)
-        kept = torch.zeros_like(best, dtype=torch.bool).scatter_(-1, best.topk(k_group, dim=-1).indices, True)
+    x, sigmoid, count = call.x, call.norm_type == 1, call.group_count
+    norm = x.float().sigmoid() if sigmoid else x.float().softmax(dim=-1)
+    score = norm if call.bias is None else norm + call.bias
+    if count > 1:
+        groups = score.unflatten(-1, (count, -1))
+        best = groups.topk(2, dim=-1).values.sum(dim=-1) if call.group_select_mode == 1 else groups.amax(dim=-1)
+        kept = torch.zeros_like(best, dtype=torch.bool).scatter_(-1, best.topk(call.k_group, dim=-1).indices, True)
         score = groups.masked_fill(~kept.unsqueeze(-1), -torch.inf).flatten(-2)
-    experts = score.topk(k, dim=-1).indices
+    experts = score.topk(call.k, dim=-1).indices
     weights = norm.gather(-1, experts)
-    if norm_type == 1:
+    if sigmoid:
         weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
     return weights.to(x.dtype), experts.to(torch.int32), norm
 
@@ -87,19 +79,8 @@ def moe_token_unpermute(permuted_tokens: Tensor, sorted_indices: Tensor, probs: 
     return torch.bmm(probs.float().unsqueeze(1), copies.float()).squeeze(1).to(permuted_tokens.dtype)
 
 
-def grouped_matmul(
-    x: Sequence[Tensor],
-    weight: Sequence[Tensor],
-    *,
-    bias: Sequence[Tensor] | None = None,
-    scale: Sequence[Tensor] | None = None,
-    per_token_scale: Sequence[Tensor] | None = None,
-    antiquant_scale: Sequence[Tensor] | None = None,
-    antiquant_offset: Sequence[Tensor] | None = None,
-    group_list: Tensor,
-    output_dtype: torch.dtype | None = None,
-    **of_npu: Any,
-) -> list[Tensor] | Prepared:
+@takes
+def grouped_matmul(call: GroupedProduct) -> list[Tensor] | Prepared:
     """Multiplies rows of x (M, K) by the matrix of their group, of weight (E, K, N): (M, N), in lists of one.
 
     Args:
@@ -108,10 +89,11 @@ def grouped_matmul(
         antiquant_scale, antiquant_offset: of a weight that alone has few bits, (E, N) or (E, K / size, N).
         group_list: the end of each group of rows.
     """
-    (rows,), (matrices,), converted = x, weight, list[str]()
-    dtype = output_dtype or rows.dtype
+    (rows,), (matrices,), converted = call.x, call.weight, list[str]()
+    bias, scale, token, of_weights = call.bias, call.scale, call.per_token_scale, call.antiquant_scale
+    dtype, ends = call.output_dtype or rows.dtype, call.group_list
     if dtype is rows.dtype and may_prepare(rows) and (grouped := _grouped_operator(rows, matrices)):
-        ends = group_list.to(torch.int32)
+        ends = ends.to(torch.int32)
         converted.append("ends of groups to int32")
         if not bias:
             return Prepared(lambda: [grouped(rows, matrices, offs=ends)], converted=converted)
@@ -120,33 +102,30 @@ def grouped_matmul(
         return Prepared(
             lambda: [grouped(rows, matrices, offs=ends).add_(of_groups.index_select(0, group_of))], converted=converted
         )
-    if scale and per_token_scale and scale[0].dim() == 3:
+    if scale and token and scale[0].dim() == 3:
         own_bias = bias[0] if bias else None
-        return _block_scaled_groups(rows, matrices, scale[0], per_token_scale[0], own_bias, group_list, dtype)
+        return _block_scaled_groups(rows, matrices, scale[0], token[0], own_bias, ends, dtype)
     if rows.dtype in FP8 and not bias:
-        scale_of, token = (given[0] if given else None for given in (scale, per_token_scale))
-        product = scaled_groups(rows, matrices, scale_of, token, group_list, dtype, converted)
+        product = scaled_groups(call, converted)
         if product is not None:
             return Prepared(lambda: [product()], converted=converted) if may_prepare(rows) else [product()]
-    width = (antiquant_scale[0] if antiquant_scale else matrices).shape[-1]
+    width = (of_weights[0] if of_weights else matrices).shape[-1]
     result = torch.empty(len(rows), width, dtype=dtype, device=rows.device)
-    for group, own in groups_of(group_list):
+    for group, own in groups_of(ends):
         bias_of = bias[0][group] if bias else None
-        if antiquant_scale:
-            offset = antiquant_offset[0][group] if antiquant_offset else None
-            result[own] = weight_quant_batchmatmul(
-                rows[own], matrices[group], antiquant_scale[0][group], offset, bias_of
-            )
+        if of_weights:
+            offset = call.antiquant_offset[0][group] if call.antiquant_offset else None
+            result[own] = weight_quant_batchmatmul(rows[own], matrices[group], of_weights[0][group], offset, bias_of)
             continue
         if rows.is_floating_point() and rows.dtype not in FP8:
             result[own] = linear(rows[own], matrices[group].mT, None if bias_of is None else bias_of.to(rows.dtype))
             continue
-        scale_of, token = scale[0][group] if scale else None, per_token_scale[0][own] if per_token_scale else None
+        scale_of, token_of = scale[0][group] if scale else None, token[0][own] if token else None
         if rows.dtype in FP8:
             sums = torch.matmul(rows[own].float(), matrices[group].float())
         else:
             sums = integer_matmul(rows[own], matrices[group])
-        result[own] = dequantize(sums, scale_of, None, token, bias_of, dtype)
+        result[own] = dequantize(sums, scale_of, None, token_of, bias_of, dtype)
     return [result]
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from opatlas import Prepared
 
-from .._calls import FP8
+from .._calls import FP8, QuantizedProduct, takes
 from .fp8 import block_scaled_product, scaled_product, unscaled_product
 from .matmul import linear, may_prepare
 
@@ -103,18 +101,8 @@ def _has_widths_of_cublas(a: Tensor, b: Tensor) -> bool:
     return a.shape[1] % 8 == 0 and b.shape[1] % 8 == 0
 
 
-def quant_matmul(
-    x1: Tensor,
-    x2: Tensor,
-    scale: Tensor,
-    *,
-    offset: Tensor | None = None,
-    pertoken_scale: Tensor | None = None,
-    bias: Tensor | None = None,
-    group_sizes: Sequence[int] | None = None,
-    output_dtype: torch.dtype = torch.int8,
-    **of_npu: object,
-) -> Tensor | Prepared:
+@takes
+def quant_matmul(call: QuantizedProduct) -> Tensor | Prepared:
     """Maps INT8 or FP8 (..., M, K) and (..., K, N) to (..., M, N) in output_dtype.
 
     On a GPU a few rows of INT8 are padded in set-up, because cuBLAS takes no fewer. FP8 is one kernel where torch and
@@ -128,27 +116,29 @@ def quant_matmul(
         group_sizes: 1, 128 and 128 for scales of blocks; 1, 1 and 32 (MX) or 16 (NVFP4) for those of groups along K:
             (K / 64, N, 2) or (K / 16, N), and (M, K / 64, 2) or (M, K / 16).
     """
+    x1, x2, scale, pertoken_scale, bias = call.x1, call.x2, call.scale, call.pertoken_scale, call.bias
+    group_sizes, dtype = call.group_sizes, call.output_dtype
     if group_sizes is not None and group_sizes[1] == 1:
         assert pertoken_scale is not None
         if scale.dim() == 3:
             scale, pertoken_scale = scale.mT.flatten(0, 1), pertoken_scale.flatten(1)
         # BF16 holds each number times its scale.
-        wide = torch.bfloat16 if output_dtype is torch.bfloat16 else torch.float32
+        wide = torch.bfloat16 if dtype is torch.bfloat16 else torch.float32
         a, b = scale_data(x1.mT, pertoken_scale.mT).mT.to(wide), scale_data(x2, scale).to(wide)
-        return dequantize(linear(a, b.mT), None, None, None, bias, output_dtype)
+        return dequantize(linear(a, b.mT), None, None, None, bias, dtype)
     if x1.dtype in FP8:
         converted: list[str] = []
         if group_sizes is not None:
             assert pertoken_scale is not None
-            product = block_scaled_product(x1, x2, scale, pertoken_scale, bias, output_dtype, converted)
+            product = block_scaled_product(x1, x2, scale, pertoken_scale, bias, dtype, converted)
             if product is None:
                 sums = unscaled_product(x1, x2, scale, pertoken_scale)
-                return dequantize(sums, None, None, None, bias, output_dtype)
+                return dequantize(sums, None, None, None, bias, dtype)
         else:
-            product = scaled_product(x1, x2, scale, pertoken_scale, bias, output_dtype, converted)
+            product = scaled_product(call, converted)
         if product is None:
             sums = torch.matmul(x1.float(), x2.float())
-            return dequantize(sums, scale, offset, pertoken_scale, bias, output_dtype)
+            return dequantize(sums, scale, call.offset, pertoken_scale, bias, dtype)
         return Prepared(product, converted=converted) if may_prepare(x1) else product()
     rows = x1.shape[0]
     if (
@@ -159,10 +149,10 @@ def quant_matmul(
     ):
         padded = functional.pad(x1, (0, 0, 0, 2 * _MOST_ROWS_WITHOUT_CUBLAS - rows))
         return Prepared(
-            lambda: dequantize(torch._int_mm(padded, x2)[:rows], scale, offset, pertoken_scale, bias, output_dtype),
+            lambda: dequantize(torch._int_mm(padded, x2)[:rows], scale, call.offset, pertoken_scale, bias, dtype),
             converted=(f"x1 to {len(padded)} rows",),
         )
-    return dequantize(integer_matmul(x1, x2), scale, offset, pertoken_scale, bias, output_dtype)
+    return dequantize(integer_matmul(x1, x2), scale, call.offset, pertoken_scale, bias, dtype)
 
 
 def dequantize(

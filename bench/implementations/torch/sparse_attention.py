@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .._calls import differences
+from .. import _calls as calls
 from .attention import attend_with_lse, length_batches, pages, stretches
 from .matmul import needs_float32
 
@@ -18,54 +17,48 @@ from .matmul import needs_float32
 _AT_A_TIME = 1 << 26
 
 
-def lightning_indexer(
-    query: Tensor, key: Tensor, weights: Tensor, *, sparse_count: int, return_value: bool = False, **call: Any
-) -> tuple[Tensor, Tensor]:
+@calls.takes
+def lightning_indexer(call: calls.LightningIndexer) -> tuple[Tensor, Tensor]:
     """Maps (T, N, D), (blocks, block size, 1, D), (T, N) to the best `sparse_count` keys of each query, (T, 1, count).
 
     The keys are int32, the best first, -1 where a query sees fewer keys. The scores are empty unless requested.
     """
-    ends, keys = (call[f"actual_seq_lengths_{name}"].tolist() for name in ("query", "key"))
+    query, key, count, table = call.query, call.key, call.sparse_count, call.block_table
+    ends, keys = call.actual_seq_lengths_query.tolist(), call.actual_seq_lengths_key.tolist()
     tokens, heads, _ = query.shape
     multiplied = torch.float32 if needs_float32(query) else query.dtype
-    found = torch.full((tokens, 1, sparse_count), -1, dtype=torch.int32, device=query.device)
-    scores = torch.full((tokens if return_value else 0, 1, sparse_count), -math.inf, device=query.device)
-    for own, length, members in length_batches(differences(ends), keys, key.shape[-1]):
-        table = call["block_table"][members, : math.ceil(length / key.shape[1])].long()
-        stored = pages(key.flatten(2), table, length, 1)[:, 0].mT.to(multiplied)
+    found = torch.full((tokens, 1, count), -1, dtype=torch.int32, device=query.device)
+    scores = torch.full((tokens if call.return_value else 0, 1, count), -math.inf, device=query.device)
+    for own, length, members in length_batches(calls.differences(ends), keys, key.shape[-1]):
+        pages_of = table[members, : math.ceil(length / key.shape[1])].long()
+        stored = pages(key.flatten(2), pages_of, length, 1)[:, 0].mT.to(multiplied)
         step = max(1, _AT_A_TIME // (len(members) * heads * length))
         for first in range(0, own, step):
-            count = min(step, own - first)
-            rows = stretches([ends[i] - own + first for i in members], count, query.device)
+            most = min(step, own - first)
+            rows = stretches([ends[i] - own + first for i in members], most, query.device)
             products = torch.matmul(query[rows].flatten(1, 2).to(multiplied), stored).relu_()
-            products = products.unflatten(1, (count, heads))
-            total = torch.matmul(weights[rows][:, :, None].float(), products.float())[:, :, 0]
-            visible = torch.ones(count, length, dtype=torch.bool, device=query.device).tril_(length - own + first)
-            best, at = total.masked_fill_(~visible, -math.inf).topk(min(sparse_count, length), dim=-1)
+            products = products.unflatten(1, (most, heads))
+            total = torch.matmul(call.weights[rows][:, :, None].float(), products.float())[:, :, 0]
+            visible = torch.ones(most, length, dtype=torch.bool, device=query.device).tril_(length - own + first)
+            best, at = total.masked_fill_(~visible, -math.inf).topk(min(count, length), dim=-1)
             found[rows, 0, : at.shape[-1]] = at.to(torch.int32).masked_fill_(best == -math.inf, -1)
-            if return_value:
+            if call.return_value:
                 scores[rows, 0, : at.shape[-1]] = best
-    return found, scores.to(query.dtype) if return_value else query.new_empty(0)
+    return found, scores.to(query.dtype) if call.return_value else query.new_empty(0)
 
 
-def lightning_indexer_vllm(*arguments: Any, **keywords: Any) -> Tensor:
-    """Returns the keys of `lightning_indexer`, without scores."""
-    return lightning_indexer(*arguments, **keywords)[0]
-
-
-def sparse_flash_attention(
-    query: Tensor, key: Tensor, value: Tensor, sparse_indices: Tensor, scale_value: float, **call: Any
-) -> tuple[Tensor, Tensor, Tensor]:
+@calls.takes
+def sparse_flash_attention(call: calls.SparseFlashAttention) -> tuple[Tensor, Tensor, Tensor]:
     """Returns attention of (T, N, D) queries over the keys in `sparse_indices` (T, 1, K); -1 means no key.
 
     Keys are in pages (blocks, block size, 1, D); without their rope part they are the values. The second and third
     result, statistics for training, are empty.
     """
-    query_rope, key_rope = call["query_rope"], call["key_rope"]
+    query, key = call.query, call.key
     tokens = torch.arange(len(query), device=query.device)
-    table = call["block_table"][torch.searchsorted(call["actual_seq_lengths_query"], tokens, right=True)]
-    everything = torch.cat([query, query_rope], dim=-1)
-    out = _attend_chosen(everything, (key, key_rope), key, sparse_indices.long(), table, scale_value)
+    table = call.block_table[torch.searchsorted(call.actual_seq_lengths_query, tokens, right=True)]
+    everything = torch.cat([query, call.query_rope], dim=-1)
+    out = _attend_chosen(everything, (key, call.key_rope), key, call.sparse_indices.long(), table, call.scale_value)
     return out, query.new_empty(0), query.new_empty(0)
 
 
@@ -93,15 +86,14 @@ def _attend_chosen(
     return out
 
 
-def sparse_attention_score(
-    query: Tensor, key: Tensor, value: Tensor, select_idx: Tensor, block_table: Tensor, **call: Any
-) -> Tensor:
+@calls.takes
+def sparse_attention_score(call: calls.SparseAttentionScore) -> Tensor:
     """Returns attention of (T, N, D) over the blocks of `select_idx` (H, T, K), up to the query's own key."""
-    own = call["actual_seq_lengths"].long()
-    of_token = torch.arange(len(own), device=own.device).repeat_interleave(own, output_size=len(query))
-    last = torch.arange(len(query), device=own.device) + (call["actual_seq_lengths_kv"] - own.cumsum(0))[of_token]
-    chosen = _tokens_of_blocks(select_idx.transpose(0, 1), call["block_size"], last)
-    return _attend_chosen(query, (key,), value, chosen, block_table[of_token], call["scale_value"])
+    own = call.actual_seq_lengths.long()
+    of_token = torch.arange(len(own), device=own.device).repeat_interleave(own, output_size=len(call.query))
+    last = torch.arange(len(call.query), device=own.device) + (call.actual_seq_lengths_kv - own.cumsum(0))[of_token]
+    chosen = _tokens_of_blocks(call.select_idx.transpose(0, 1), call.block_size, last)
+    return _attend_chosen(call.query, (call.key,), call.value, chosen, call.block_table[of_token], call.scale_value)
 
 
 def index_block_scores(query: Tensor, key: Tensor, block_table: Tensor, lengths: Tensor) -> Tensor:
@@ -122,73 +114,69 @@ def index_block_scores(query: Tensor, key: Tensor, block_table: Tensor, lengths:
     return best.scatter_(-1, at, math.inf).flatten(0, 1).transpose(0, 1).contiguous()
 
 
-def nsa_select_attention(
-    query: Tensor, key: Tensor, value: Tensor, topk_indices: Tensor, scale_value: float, *sizes: int, **call: Any
-) -> Tensor:
-    """Returns attention of a query (B, N, D) of each sequence over the blocks of `topk_indices` (B, H, K).
-
-    Sizes: query heads, key heads, keys of a block, blocks, keys of a page.
-    """
-    key, value = (x.unflatten(-1, (sizes[1], -1)) for x in (key, value))
-    last = torch.tensor(call["actual_seq_kvlen"], device=query.device) - 1
-    chosen = _tokens_of_blocks(topk_indices, sizes[2], last)
-    return _attend_chosen(query, (key,), value, chosen, call["block_table"], scale_value)
+@calls.takes
+def nsa_select_attention(call: calls.NsaSelectedInfer) -> Tensor:
+    """Returns attention of a query (B, N, D) of each sequence over the blocks of `topk_indices` (B, H, K)."""
+    key, value = (x.unflatten(-1, (call.key_value_head_num, -1)) for x in (call.key, call.value))
+    last = torch.tensor(call.actual_seq_kvlen, device=call.query.device) - 1
+    chosen = _tokens_of_blocks(call.topk_indices, call.select_block_size, last)
+    return _attend_chosen(call.query, (key,), value, chosen, call.block_table, call.scale_value)
 
 
-def nsa_train_attention(
-    query: Tensor, key: Tensor, value: Tensor, topk_indices: Tensor, scale_value: float, *sizes: int, **call: Any
-) -> tuple[Tensor, Tensor, Tensor]:
+@calls.takes
+def nsa_train_attention(call: calls.NsaSelected) -> tuple[Tensor, Tensor, Tensor]:
     """Returns attention of (T, N, D) over the blocks of `topk_indices` (T, H, K), and statistics (T, N, 8).
 
-    These are as of `flash_attention_score`. Sizes: query heads, keys of a block, blocks.
+    These are as of `flash_attention_score`.
     """
-    owner = [i for i, own in enumerate(differences(call["actual_seq_qlen"])) for _ in range(own)]
-    first = torch.tensor([0, *call["actual_seq_kvlen"]], device=query.device)[owner]
-    chosen = _tokens_of_blocks(topk_indices, sizes[1], torch.full_like(first, len(key))) + first[:, None, None]
+    query, key, value = call.query, call.key, call.value
+    owner = [i for i, own in enumerate(calls.differences(call.actual_seq_qlen)) for _ in range(own)]
+    first = torch.tensor([0, *call.actual_seq_kvlen], device=query.device)[owner]
+    chosen = _tokens_of_blocks(call.topk_indices, call.select_block_size, torch.full_like(first, len(key)))
+    chosen += first[:, None, None]
     heads, outs, sums = torch.arange(key.shape[1], device=query.device)[:, None], [], []
     step = max(1, _AT_A_TIME // (chosen[0].numel() * query.shape[-1]))
     for own, at in zip(query.split(step), chosen.split(step), strict=True):
         grouped = own.unflatten(1, (key.shape[1], -1))
-        out, lse = attend_with_lse(grouped, key[at, heads], value[at, heads], scale=scale_value, causal=False)
+        out, lse = attend_with_lse(grouped, key[at, heads], value[at, heads], scale=call.scale_value, causal=False)
         outs.append(out.flatten(1, 2))
         sums.append(lse.flatten(1))
     highest = torch.cat(sums)[..., None].expand(-1, -1, 8).contiguous()
     return torch.cat(outs), highest, torch.ones_like(highest)
 
 
-def nsa_compress_attention(
-    query: Tensor, key: Tensor, value: Tensor, scale_value: float, *sizes: int, **call: Any
-) -> tuple[Tensor, Tensor]:
+@calls.takes
+def nsa_compress_attention(call: calls.NsaCompressAttention) -> tuple[Tensor, Tensor]:
     """Returns attention of a query (B, N, D) of each sequence over sums of keys in pages, and the best blocks.
 
-    Sizes: query heads, key heads, keys of a block, blocks, keys of a page, tokens of a sum, from one to the next. The
-    first and the last two blocks are always chosen.
+    The first and the last two blocks are always chosen.
     """
-    _, kv_heads, block, chosen, _, size, stride = sizes
-    key, value = (x.unflatten(-1, (kv_heads, -1)) for x in (key, value))
+    kv_heads, block = call.key_value_head_num, call.select_block_size
+    size, stride = call.compress_block_size, call.compress_stride
+    key, value = (x.unflatten(-1, (kv_heads, -1)) for x in (call.key, call.value))
     ratio, before, outs, best = block // stride, size // stride, [], []
-    for q, table, length in zip(query, call["block_table"].long(), call["actual_cmp_seq_kvlen"], strict=True):
+    for q, table, length in zip(call.query, call.block_table.long(), call.actual_cmp_seq_kvlen, strict=True):
         k, v = (x[table].flatten(0, 1)[:length].transpose(0, 1).float() for x in (key, value))
-        shares = torch.softmax(torch.matmul(q.unflatten(0, (kv_heads, -1)).float(), k.mT) * scale_value, dim=-1)
+        shares = torch.softmax(torch.matmul(q.unflatten(0, (kv_heads, -1)).float(), k.mT) * call.scale_value, dim=-1)
         outs.append(torch.matmul(shares, v).flatten(0, 1).to(q.dtype))
         blocks = -(-((length - 1) * stride + size) // block)
         padded = functional.pad(shares.sum(dim=1), (before - 1, ratio * blocks + 1 - length))
         scores = padded.unfold(-1, before, 1).sum(dim=-1)[:, 1:].unfold(-1, ratio, ratio).sum(dim=-1)
         scores[:, 0] = scores[:, -2:] = math.inf
-        best.append(scores.topk(chosen, dim=-1).indices)
+        best.append(scores.topk(call.select_block_count, dim=-1).indices)
     return torch.stack(outs), torch.stack(best).int()
 
 
-def nsa_compress_infer(
-    x: Tensor, weight: Tensor, slot_mapping: Tensor, size: int, stride: int, page: int, *, cache: Tensor, **call: Any
-) -> Tensor:
+@calls.takes
+def nsa_compress_infer(call: calls.NsaCompressInfer) -> Tensor:
     """Stores weighed sums of the last tokens, of sequences whose block is full, in `cache` (places, N, D)."""
-    lengths = torch.tensor(call["actual_seq_len"], device=x.device)
-    full = ((lengths - size) % stride == 0) & (lengths >= size)
+    x, size, page = call.input, call.compress_block_size, call.page_block_size
+    lengths = torch.tensor(call.actual_seq_len, device=x.device)
+    full = ((lengths - size) % call.compress_stride == 0) & (lengths >= size)
     at = (lengths - size)[full, None] + torch.arange(size, device=x.device)
-    tokens = x[call["block_table"][full].long().gather(1, at // page), at % page]
-    cache[slot_mapping[full].long()] = torch.einsum("blnd,ln->bnd", tokens, weight)
-    return cache
+    tokens = x[call.block_table[full].long().gather(1, at // page), at % page]
+    call.cache[call.slot_mapping[full].long()] = torch.einsum("blnd,ln->bnd", tokens, call.weight)
+    return call.cache
 
 
 def _tokens_of_blocks(blocks: Tensor, size: int, last: Tensor) -> Tensor:
@@ -199,5 +187,5 @@ def _tokens_of_blocks(blocks: Tensor, size: int, last: Tensor) -> Tensor:
 
 def nsa_compress(x: Tensor, weight: Tensor, size: int, stride: int, *, actual_seq_len: Sequence[int]) -> Tensor:
     """Returns sums of blocks of tokens (T, N, D) of each sequence, weighed by (size, N), a block each `stride`."""
-    blocks = [own.unfold(0, size, stride) for own in x.split(differences(actual_seq_len)) if len(own) >= size]
+    blocks = [own.unfold(0, size, stride) for own in x.split(calls.differences(actual_seq_len)) if len(own) >= size]
     return torch.einsum("bndl,ln->bnd", torch.cat(blocks), weight)

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from .._calls import ApplyAdamW, takes
+
 embedding_backward = torch.ops.aten.embedding_dense_backward
 foreach_add = torch._foreach_add
 foreach_multiply = torch._foreach_mul
@@ -50,16 +52,17 @@ def adamw(*lists: list[Tensor], **options: Any) -> tuple[Tensor, ...]:
     return *parameters, *first, *second
 
 
-def apply_adamw(*numbers: Any, out: list[Tensor]) -> tuple[Tensor, ...]:
+@takes
+def apply_adamw(call: ApplyAdamW) -> tuple[Tensor, ...]:
     """Takes a step of AdamW on `out`, a parameter and its two moments, with the previous powers of the betas."""
-    beta1_power, beta2_power, lr, weight_decay, beta1, beta2, epsilon, gradient, *_ = numbers
-    gradient = gradient.float()
-    wide = parameter, first, second = [tensor.float() for tensor in out]
+    gradient, beta1, beta2 = call.gradient.float(), call.beta1, call.beta2
+    wide = parameter, first, second = [tensor.float() for tensor in call.out]
     first.mul_(beta1).add_(gradient, alpha=1 - beta1)
     second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-    root = (second / (1 - beta2_power * beta2)).sqrt_().add_(epsilon)
-    parameter.mul_(1 - lr * weight_decay).addcdiv_(first, root, value=-lr / (1 - beta1_power * beta1))
-    for tensor, computed in zip(out, wide, strict=True):
+    root = (second / (1 - call.beta2_power * beta2)).sqrt_().add_(call.epsilon)
+    rate = -call.lr / (1 - call.beta1_power * beta1)
+    parameter.mul_(1 - call.lr * call.weight_decay).addcdiv_(first, root, value=rate)
+    for tensor, computed in zip(call.out, wide, strict=True):
         if tensor is not computed:
             tensor.copy_(computed)
-    return tuple(out)
+    return tuple(call.out)
