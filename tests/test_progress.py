@@ -19,5 +19,6 @@ def test_only_what_takes_long_has_a_note(capsys: pytest.CaptureFixture[str]) -> 
         pass
     assert capsys.readouterr().err == ""
     with note_after("fitting", seconds=0.001):
-        time.sleep(0.2)
-    assert capsys.readouterr().err == "fitting\n"
+        while not (said := capsys.readouterr().err):
+            time.sleep(0.01)
+    assert said + capsys.readouterr().err == "fitting\n"

@@ -6,7 +6,6 @@ import csv
 import os
 import shutil
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +147,7 @@ def test_ctrl_c_once_ends_after_the_running_rows_and_a_local_cluster_ends_with_i
     running = sessions.start("--ray=local", alone=True, SIMULATED_DEVICES="1")
     running.wait_for_body(Mood.WAIT_FOR_GO)
     running.send(signal.SIGINT)
-    time.sleep(0.5)
+    running.wait_until(lambda: "Ctrl-C: stopping after the running row" in running.output.read_text())
     sessions.go()
     finished = running.wait()
     # The device may have begun with the next row already.

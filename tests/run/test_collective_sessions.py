@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from sessions import ROOT, Sessions
+from sessions import ROOT, UNUSED_PORT, Sessions
 
 from opatlas.row.errors import DeviceGone, GroupTimeout
 from opatlas.row.status import Status
@@ -105,10 +104,7 @@ def test_messages_become_rows_that_are_not_measured_again_and_a_bad_rank_costs_i
 def test_two_nodes_measure_one_group(sessions: Sessions) -> None:
     """Two sessions on one machine, which meet at a port and have the same results."""
     shutil.copy(MODULE, sessions.folder)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    options = ("--nnodes=2", f"--master-port={port}", "--ops=all_gather,reduce_scatter", "--num-devices=2")
+    options = ("--nnodes=2", f"--master-port={UNUSED_PORT}", "--ops=all_gather,reduce_scatter", "--num-devices=2")
     nodes = [
         sessions.start("test_collectives.py", *options, f"--node-rank={node}", "--bytes-grid", "4096", measure=QUICKLY)
         for node in range(2)

@@ -18,7 +18,7 @@ import pytest
 import wrong_exchanges
 from replaying import cells_of, replay_of
 from sample_rows import BACK, LAYER, LAYER_BITS, LAYER_INT8, TOLD, WITH_WEIGHTS
-from sessions import wait_for
+from sessions import UNUSED_PORT, wait_for
 
 from opatlas.row.errors import DeviceGone, GroupTimeout
 from opatlas.row.quality import Quality
@@ -323,9 +323,7 @@ class Hurried:
 def test_a_group_names_the_missing_nodes_and_gives_up(
     monkeypatch: pytest.MonkeyPatch, opener: str, nodes: int, waits_for: str, late: str
 ) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = UNUSED_PORT
     clock = Hurried(f"waiting for {waits_for.format(port=port)}, ")
     for name, value in (("SHOWN_AFTER_S", 0.0), ("SHOWN_EVERY_S", 0.2), ("time", clock)):
         monkeypatch.setattr(module, name, value)

@@ -36,8 +36,8 @@ CRASHES, HANGS, WAITS = 102.0, 103.0, 104.0
 GONE = "the driver is not there"
 
 
-def jobs(*sizes: float, group: GroupSpec | None = None, timeout_s: float = 300) -> list[Job]:
-    made = Job("toy_replays", "toy_replays.py", "toy", "Toy", {}, timeout_s, group)
+def jobs(*sizes: float, group: GroupSpec | None = None) -> list[Job]:
+    made = Job("toy_replays", "toy_replays.py", "toy", "Toy", {}, 300, group)
     return [Job(**{**vars(made), "cells": {"Input Shapes": str(size)}, "id": next(IDS)}) for size in sizes]
 
 
@@ -222,7 +222,9 @@ def test_jobs_run_in_their_order_and_each_has_one_outcome_its_own(scheduler: Sch
 def test_a_crash_and_a_hang_cost_their_job(
     scheduler: Scheduler, name: str, group: GroupSpec, size: float, status: Status
 ) -> None:
-    submitted = jobs(1, size, 3, group=group, timeout_s=0.5 if name == "device processes" else 300)
+    submitted = jobs(1, size, 3, group=group)
+    if (name, size) == ("device processes", HANGS):
+        submitted[1] = replace(submitted[1], timeout_s=0.5)
     if name == "in this process":
         # There is no process to lose; errors reach a debugger.
         with pytest.raises((ProcessDied, RanTooLong)):

@@ -26,6 +26,8 @@ FOLDER = "OPATLAS_TEST_FOLDER"
 QUICKLY = ("--repeat-count=2", "--cache=warm")
 #: Deadline of rows that hang on purpose, in seconds: a healthy row takes a thousandth of it.
 HANG_S = 8
+#: Of this process: below those that a system gives to whoever names none, as other workers do meanwhile.
+UNUSED_PORT = 20_000 + os.getpid() % 10_000
 
 #: `Toy` adds; `Moody` does as its first dimension says (moods.py).
 TOY_REPLAYS = """

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
+import warm_python
 from hypothesis import given, settings, strategies as st
 from hypothesis.strategies import SearchStrategy
 from opatlas.shapes.models import DEEPSEEK_V3, GLM_5_1, QWEN3_0_6B, QWEN3_32B
@@ -159,7 +159,7 @@ def test_another_process_gives_the_same_rows() -> None:
     here: dict[str, Any] = {}
     exec(script, here)
     command = [sys.executable, "-c", f"{script}; print(repr(plans))"]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    done = warm_python.run(command, cwd=REPOSITORY)
     assert done.stdout == repr(here["plans"]) + "\n"
 
 
@@ -168,15 +168,8 @@ def test_hypothesis_leaves_nothing_behind(tmp_path: Path) -> None:
         "from opatlas.shapes.starter import write_starter; from opatlas.data.database import Database; "
         "write_starter(Database('database'))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert (done.stdout, done.stderr) == ("", "")
+    done = warm_python.run([sys.executable, "-c", script], cwd=tmp_path, env={"PYTHONPATH": str(REPOSITORY)})
+    assert (done.returncode, done.stdout) == (0, "")
     assert [path.name for path in tmp_path.iterdir()] == ["database"]
 
 
