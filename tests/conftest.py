@@ -39,6 +39,7 @@ hypothesis.settings.register_profile(
     max_examples=50,
     suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture],
 )
+hypothesis.settings.register_profile("random", hypothesis.settings.get_profile("unhurried"), derandomize=False)
 hypothesis.settings.load_profile("unhurried")
 #: Files that take a minute and more, and folders whose files take up to one; the others take seconds.
 LONGEST = ("test_acceptance", "test_planted", "test_wheel")

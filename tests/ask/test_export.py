@@ -85,7 +85,6 @@ def test_compositions_are_not_written(folder: Path, tmp_path: Path) -> None:
         ("MatMulV2", ["--output", "rows.xlsx"], 2),
         ("MatMulV2", ["--output", "rows.v2"], 2),
         ("MatMulV2", [], 2),
-        ("MatMulV2", ["--output", "rows"], 2),
     ],
 )
 def test_an_export_that_cannot_be_written_has_a_status(

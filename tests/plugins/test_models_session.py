@@ -47,6 +47,7 @@ def answer(body: Mapping[str, Any]) -> str:
     return REPAIR if "This is attempt 2" in body["messages"][-1]["content"] else WRONG
 
 
+@pytest.mark.slow
 def test_models_write_and_repair_candidates(sessions: Sessions) -> None:
     shutil.copy(ROOT / "bench" / "test_listed.py", sessions.folder)
     (sessions.folder / "tasks").mkdir()

@@ -205,7 +205,7 @@ SLOTS = "Input Shapes,Input Data Types,Input Formats,Output Shapes,Output Data T
 
 @pytest.mark.parametrize("kernel_type", built_in_catalog().kernels)
 def test_a_run_covers_every_shape(database: Database, kernel_type: str) -> None:
-    wanted = request(DEEPSEEK_V3, QWEN3_0_6B, rows=150)
+    wanted = request(DEEPSEEK_V3, QWEN3_0_6B, rows=100)
     kernel = built_in_catalog().kernel(kernel_type)
     add_theory_rows(database, kernel, wanted)
     table = read_table(database, kernel_type)
