@@ -178,7 +178,7 @@ def test_selective_state_update(row, replay):
         row.tensor(2, -4.0, 1.0),
         row.tensor(3, -4.0, -0.5),
         *(row.tensor(slot) for slot in range(4, 8)),
-        row.indices(8, places, distinct=True),
+        state_batch_indices=row.indices(8, places, distinct=True),
         state=row.tensor(0),
         mutates=["state"],
         output_slots={0: 0, "state": 1},

@@ -21,11 +21,7 @@ FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 @dataclass_transform(frozen_default=True)
 class _ReplayCall:
-    """The arguments of a replay: a subclass is a frozen dataclass of them.
-
-    Attributes:
-        of_npu: names of arguments that only an NPU reads, which are left out.
-    """
+    """The arguments of a replay, as a frozen dataclass; `of_npu` are further ones, which only an NPU reads."""
 
     of_npu: ClassVar[Sequence[str]]
 
@@ -271,8 +267,8 @@ class ChunkKda(_ReplayCall, of_npu="cu_seqlens layout output_final_state state_v
     initial_state: Tensor
 
 
-class _StateSpace(_ReplayCall):
-    """What calls of Mamba2 have in common, B as keys and C as queries."""
+class ChunkScan(_ReplayCall):
+    """The arguments of `mamba_chunk_scan` of torch, of Mamba2: B are keys, C queries."""
 
     x: Tensor
     dt: Tensor
@@ -281,19 +277,13 @@ class _StateSpace(_ReplayCall):
     queries: Tensor
     skip: Tensor
     dt_bias: Tensor
-
-
-class ChunkScan(_StateSpace):
-    """The arguments of `mamba_chunk_scan` of torch."""
-
     state: Tensor
 
 
-class SelectiveUpdate(_StateSpace):
+class SelectiveUpdate(ChunkScan, kw_only=True):
     """The arguments of `selective_state_update` of torch."""
 
     state_batch_indices: Tensor
-    state: Tensor
 
 
 class CausalConv1d(_ReplayCall):

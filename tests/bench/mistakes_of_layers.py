@@ -338,7 +338,7 @@ MISTAKES: list[tuple[Any, ...]] = [
     (
         "_selective_scan_update_kernel",
         "states not written",
-        lambda *a, state: impl.selective_state_update(*a, state=state.clone()),
+        lambda *a, state, **o: impl.selective_state_update(*a, state=state.clone(), **o),
     ),
     (KDA, "no decay", arguments("chunk_kda_fwd", lambda q, k, v, g, *a: (q, k, v, g * 0, *a))),
     (KDA, "a decay of heads", arguments("chunk_kda_fwd", lambda q, k, v, g, *a: (q, k, v, g[..., :1] + g * 0, *a))),
