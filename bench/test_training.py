@@ -111,19 +111,9 @@ def test_adamw(row, replay):
     row.sizes("*all; *all; *all; *all")
     row.expect_shape(4, (), (1,), meaning="the number of steps")
     parameter, first, gradient = (row.tensor(slot) for slot in (0, 1, 3))
-    replay(
-        impl.adamw,
-        [parameter],
-        [gradient],
-        [first],
-        [row.tensor(2, 0.1, 1.0)],
-        [],
-        [row.tensor(4, 3.0, 4.0)],
-        **ADAMW,
-        mutates=[0, 2, 3],
-        output_slots=[None] * 3,
-        expected=formulas.adamw,
-    )
+    second, steps = row.tensor(2, 0.1, 1.0), row.tensor(4, 3.0, 4.0)
+    call = {**ADAMW, "mutates": [0, 2, 3], "output_slots": [None] * 3, "expected": formulas.adamw}
+    replay(impl.adamw, [parameter], [gradient], [first], [second], [], [steps], **call)
 
 
 @replays("ApplyAdamW", npu="torch_npu.npu_apply_adam_w")
@@ -140,24 +130,10 @@ def test_apply_adamw(row, replay):
         row.expect_shape(slot, (), (1,), meaning="one number")
     state = [row.tensor(0), row.tensor(1), row.tensor(2, 0.1, 1.0)]
     beta1, beta2 = ADAMW["beta1"], ADAMW["beta2"]
-    replay(
-        impl.apply_adamw,
-        beta1**2,
-        beta2**2,
-        ADAMW["lr"],
-        ADAMW["weight_decay"],
-        beta1,
-        beta2,
-        ADAMW["eps"],
-        row.tensor(10),
-        None,
-        False,
-        False,
-        out=state,
-        mutates=["out"],
-        output_slots=range(3) if row.output_slots else [None] * 3,
-        expected=formulas.apply_adamw,
-    )
+    settings = (beta1**2, beta2**2, ADAMW["lr"], ADAMW["weight_decay"], beta1, beta2, ADAMW["eps"])
+    outputs = range(3) if row.output_slots else [None] * 3
+    call = {"out": state, "mutates": ["out"], "output_slots": outputs, "expected": formulas.apply_adamw}
+    replay(impl.apply_adamw, *settings, row.tensor(10), None, False, False, **call)
 
 
 @replays("ForeachAddList", npu="torch._foreach_add")

@@ -21,11 +21,12 @@ from opatlas.run.formula import At, each, per_element, to_float64
 
 #: Maximum number of products in float64 at a time.
 _PIECE = 1 << 21
+_Ints = Sequence[int]
 
 
 @per_element(terms=lambda x, weight, *_: weight[0].numel())
 def conv2d(
-    at: At, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, groups: int
+    at: At, x: Tensor, weight: Tensor, bias: Tensor | None, stride: _Ints, padding: _Ints, dilation: _Ints, groups: int
 ) -> Tensor:
     """Computes y[n, o, i, j] as in the docstring of this file."""
     n, o, i, j = at

@@ -14,6 +14,8 @@ from opatlas.run.result_check import Rounded
 
 from ..implementations._calls import QuantizedProduct, takes
 
+_Ints = Sequence[int]
+
 
 def _common_length(a: Tensor, *_: object, **__: object) -> int:
     return a.shape[-1]
@@ -44,7 +46,7 @@ def batch_matmul_transpose(at: tuple[Tensor, ...], x: Tensor, weight: Tensor, re
 
 @per_element(terms=_common_length)
 def transpose_batch_matmul(
-    at: At, x1: Tensor, x2: Tensor, *, perm_x1: Any, perm_x2: Any, perm_y: Any, batch_split_factor: int = 1
+    at: At, x1: Tensor, x2: Tensor, *, perm_x1: _Ints, perm_x2: _Ints, perm_y: _Ints, batch_split_factor: int = 1
 ) -> Tensor:
     """Computes y[m, b, n] = sum over k of x1[b, m, k] x2[b, k, n], of the permuted operands: aclnnTransposeBatchMatMul.
 
@@ -177,7 +179,12 @@ def sum_of_blocks(a: Tensor, b: Tensor, token: Tensor, scale: Tensor) -> Tensor:
 
 
 def dequantize(
-    total: Tensor, scale: Any, offset: Tensor | None, token: Tensor | None, bias: Tensor | None, dtype: torch.dtype
+    total: Tensor,
+    scale: Tensor | None,
+    offset: Tensor | None,
+    token: Tensor | None,
+    bias: Tensor | None,
+    dtype: torch.dtype,
 ) -> Tensor | Rounded:
     """Returns (total + bias) scale token + offset for an INT32 bias, and total scale token + bias for a real bias.
 

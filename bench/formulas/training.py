@@ -84,15 +84,27 @@ def dropout_by_mask(at: At, x: Tensor, mask: Tensor, p: float) -> Tensor:
 
 @per_element()
 def adamw(
-    at: At, *lists: Sequence[Tensor], lr: float, beta1: float, beta2: float, weight_decay: float, eps: float, **_: Any
+    at: At,
+    parameters: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    first: Sequence[Tensor],
+    second: Sequence[Tensor],
+    largest: Sequence[Tensor],
+    steps: Sequence[Tensor],
+    *,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    weight_decay: float,
+    eps: float,
+    **_: Any,
 ) -> tuple[Tensor, ...]:
     """Computes m' = b1 m + (1 - b1) g, v' = b2 v + (1 - b2) g^2, and with the means m' / (1 - b1^t) and v' / (1 - b2^t)
 
     p' = p - lr (weight decay p + m mean / (sqrt(v mean) + eps)) (Loshchilov and Hutter 2019, algorithm 2).
     """
-    parameters, gradients, first, second, _largest, number_of_steps = lists
     p, g, m, v = (to_float64(own[0][at]) for own in (parameters, gradients, first, second))
-    t = to_float64(number_of_steps[0]).to(torch.float64)
+    t = to_float64(steps[0]).to(torch.float64)
     m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g * g
     direction = m / (1 - beta1**t) / ((v / (1 - beta2**t)) ** 0.5 + eps)
     return p - lr * (weight_decay * p + direction), m, v

@@ -15,6 +15,7 @@ foreach_add = torch._foreach_add
 foreach_multiply = torch._foreach_mul
 log_softmax_backward = torch.ops.aten._log_softmax_backward_data
 threshold_backward = torch.ops.aten.threshold_backward
+_List = list[Tensor]
 
 
 def swiglu_backward(gradient: Tensor, x: Tensor, dim: int) -> Tensor:
@@ -45,9 +46,10 @@ def dropout_by_mask(x: Tensor, mask: Tensor, p: float) -> Tensor:
     return (x * kept).mul_(1 / (1 - p))
 
 
-def adamw(*lists: list[Tensor], **options: Any) -> tuple[Tensor, ...]:
+def adamw(
+    parameters: _List, gradients: _List, first: _List, second: _List, largest: _List, steps: _List, **options: Any
+) -> tuple[Tensor, ...]:
     """Calls torch's fused AdamW with steps of any dtype, and returns the changed tensors."""
-    parameters, gradients, first, second, largest, steps = lists
     torch._fused_adamw_(parameters, gradients, first, second, largest, [step.float() for step in steps], **options)
     return *parameters, *first, *second
 
