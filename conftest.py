@@ -13,8 +13,4 @@ if _MISSING := [name for name in _NEEDED if find_spec(name) is None]:
         "`pip install -e '.[bench]'` this environment"
     )
 
-pytest_plugins = (
-    "opatlas.plugins.options",
-    "opatlas.plugins.theory",
-    "opatlas.plugins.hooks",
-)
+pytest_plugins = ("opatlas.plugins.options", "opatlas.plugins.theory", "opatlas.plugins.hooks")

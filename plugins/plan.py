@@ -156,11 +156,7 @@ def _plan_target(context: SessionContext, number: int, base: _BaseRows) -> Plan:
 
 
 def _prepare_for(
-    context: SessionContext,
-    own: TargetDatabase,
-    base: _BaseRows,
-    starter: Callable[[Database], int] | None,
-    plan: Plan,
+    context: SessionContext, own: TargetDatabase, base: _BaseRows, starter: Callable[[Database], int] | None, plan: Plan
 ) -> EditedRows:
     """Prepares the database of a target, and adds the rows that other databases or options name.
 

@@ -339,11 +339,7 @@ def captured_mismatch(provenance: Provenance, settings: Settings) -> str:
 
 
 def check_replaced(
-    provenance: Provenance,
-    settings: Settings,
-    plan: Plan,
-    in_groups: Container[str],
-    number: int = 0,
+    provenance: Provenance, settings: Settings, plan: Plan, in_groups: Container[str], number: int = 0
 ) -> list[str]:
     """Compares the stored durations of the collected rows of a target with those that the session will measure.
 

@@ -94,9 +94,7 @@ def add_rms_norm(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float) -> Prepa
     """Works in place: x1 becomes y, x2 becomes the sum. Computes no reciprocal root mean square."""
     expect_dtype(calls.REAL, x=x1)
     return calls.launched(
-        lambda: flag_gems.fused_add_rms_norm(x1, x2, [x1.shape[-1]], gamma, epsilon),
-        (x1, None, x2),
-        changes=(x1, x2),
+        lambda: flag_gems.fused_add_rms_norm(x1, x2, [x1.shape[-1]], gamma, epsilon), (x1, None, x2), changes=(x1, x2)
     )
 
 
@@ -228,10 +226,7 @@ def _grouped_quantized(rows: Tensor, weight: Tensor, call: calls.GroupedProduct)
     _expect_bias(bias, of_blocks)
     (m, _), (experts, k, n) = rows.shape, weight.shape
     converted = ["rows sorted into blocks"]
-    b, b_scale = (
-        weight_by_columns(weight, converted).mT,
-        real_scale(scale.mT if of_blocks else scale, converted),
-    )
+    b, b_scale = (weight_by_columns(weight, converted).mT, real_scale(scale.mT if of_blocks else scale, converted))
     if token is None:
         converted.append("a scale of one for each row")
     of_rows = torch.ones(m, device=rows.device) if token is None else token

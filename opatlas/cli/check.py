@@ -27,9 +27,7 @@ _CASES_RAN = (0, 1)
 
 
 def check(
-    database: DatabaseFolder,
-    /,
-    *options: Annotated[str, Parameter(name="OPTIONS", allow_leading_hyphen=True)],
+    database: DatabaseFolder, /, *options: Annotated[str, Parameter(name="OPTIONS", allow_leading_hyphen=True)]
 ) -> Result:
     """Tests the data of a database. Each check and kernel type is a case of pytest.
 

@@ -134,12 +134,7 @@ def _list(found: Sequence[Listed]) -> Table:
 def _details(found: Sequence[Listed]) -> Iterator[Part]:
     for each in found:
         yield Fields(
-            {
-                "version": each.version,
-                "missing": each.missing,
-                "about": each.about,
-                "devices": ", ".join(each.devices),
-            },
+            {"version": each.version, "missing": each.missing, "about": each.about, "devices": ", ".join(each.devices)},
             title=each.name,
         )
         # A user looks for the file of an own kernel. The functions of a library do not matter.

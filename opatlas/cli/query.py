@@ -77,11 +77,7 @@ def query(
 
 
 def _answer(
-    database: OpenDatabase,
-    name: str,
-    words: tuple[str, ...],
-    dtypes: tuple[str, ...],
-    implementation: tuple[str, ...],
+    database: OpenDatabase, name: str, words: tuple[str, ...], dtypes: tuple[str, ...], implementation: tuple[str, ...]
 ) -> QueryResult:
     if name == _ATTENTION:
         return _attention(database, words, dtypes, implementation)

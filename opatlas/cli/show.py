@@ -193,12 +193,7 @@ def _operator_names(operators: Sequence[str]) -> str:
 
 
 def report(
-    database: Annotated[str, Parameter(name="DB")],
-    /,
-    *,
-    output: Path,
-    against: str = "",
-    step: Steps = (),
+    database: Annotated[str, Parameter(name="DB")], /, *, output: Path, against: str = "", step: Steps = ()
 ) -> Result:
     """Write a site that shows a database in a browser: kernel types, comparisons, costs of models, diagnosis.
 

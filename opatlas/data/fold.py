@@ -261,11 +261,7 @@ class TableFold:
         )
 
     def _fold_status(
-        self,
-        position: int,
-        own: RunCells | None,
-        candidates: Sequence[Candidate],
-        changes: FoldChanges,
+        self, position: int, own: RunCells | None, candidates: Sequence[Candidate], changes: FoldChanges
     ) -> None:
         # A by-product that the row has no use for decides nothing.
         used = [each for each in candidates if not each.by_product or changes.measured.get(position) is each]

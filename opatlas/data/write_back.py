@@ -219,10 +219,7 @@ def _recover_journal(database: Database, path: Path) -> RunWriteBack:
 
 
 def write_back_run(
-    database: Database,
-    header: JournalHeader,
-    known: Collection[Path] | None = None,
-    left_behind: Collection[Path] = (),
+    database: Database, header: JournalHeader, known: Collection[Path] | None = None, left_behind: Collection[Path] = ()
 ) -> RunWriteBack:
     """Writes the journals of a session back, and moves them to the history of the run.
 

@@ -123,11 +123,7 @@ _WITHOUT_SCALARS = frozenset(
     }
 )
 #: The optional tensors among the inputs of kernel types that take scalars, too.
-_OPTIONAL_INPUTS = {
-    "ApplyAdamW": frozenset({11}),
-    "ApplyAdamWV2": frozenset({5}),
-    "NLLLoss": frozenset({2}),
-}
+_OPTIONAL_INPUTS = {"ApplyAdamW": frozenset({11}), "ApplyAdamWV2": frozenset({5}), "NLLLoss": frozenset({2})}
 
 
 @cache

@@ -172,12 +172,7 @@ def message_group(cells: Mapping[str, str], options: Any) -> GroupSpec:
 
 MODULE = "test_collectives.py"
 #: Names of dtypes in torch, and in the CSVs of HCCL.
-DTYPES: Mapping[str, str] = {
-    "bfloat16": "DT_BF16",
-    "float16": "DT_FLOAT16",
-    "float32": "DT_FLOAT",
-    "int8": "DT_INT8",
-}
+DTYPES: Mapping[str, str] = {"bfloat16": "DT_BF16", "float16": "DT_FLOAT16", "float32": "DT_FLOAT", "int8": "DT_INT8"}
 _SMALLEST, _LARGEST, _LARGEST_ON_CPU = 1 << 10, 512 << 20, 16 << 20
 
 

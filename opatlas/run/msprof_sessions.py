@@ -91,11 +91,7 @@ class MsprofSession:
     _numbers = count(1)
 
     def __init__(
-        self,
-        process_of: Callable[[Launcher], Scheduler],
-        settings: MeasureSettings,
-        folder: Path,
-        ranks: int = 0,
+        self, process_of: Callable[[Launcher], Scheduler], settings: MeasureSettings, folder: Path, ranks: int = 0
     ) -> None:
         """
         Args:

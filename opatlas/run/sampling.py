@@ -85,12 +85,7 @@ class RoundsRule(StopRule):
     """
 
     def __init__(
-        self,
-        turns: Turns,
-        *,
-        repeat_count: int | None,
-        time_limit_s: float,
-        clock: Callable[[], float] = monotonic,
+        self, turns: Turns, *, repeat_count: int | None, time_limit_s: float, clock: Callable[[], float] = monotonic
     ) -> None:
         """`repeat_count` is the exact number of rounds; None: until they have an answer."""
         super().__init__(repeat_count=repeat_count, time_limit_s=time_limit_s, clock=clock)

@@ -187,10 +187,7 @@ def _table_of_rows(title: str, rows: Iterable[RowSummary]) -> Table:
         *(Column("of peak", formats.percent), "kernel type", "shapes"),
     )
     cells = [
-        (
-            *(row.median_us, row.noise, row.samples, row.mark, row.rate, row.share),
-            *(row.kernel_type, row.shapes),
-        )
+        (*(row.median_us, row.noise, row.samples, row.mark, row.rate, row.share), *(row.kernel_type, row.shapes))
         for row in rows
     ]
     return Table(columns, cells, title)

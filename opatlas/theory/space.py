@@ -271,9 +271,7 @@ def pattern_columns(pattern: Pattern, form: Form, env: dict[str, Ints]) -> dict[
     for templates, dtypes, formats in _slots_of(pattern, form):
         slots = [_dims(*slot, env) for slot in zip(templates, dtypes, formats, strict=True)]
         columns.append(_shapes_cell(slots))
-        columns.append(
-            ";".join((f"DT_{name}" if name in _PREFIXED else name) or "DT_UNDEFINED" for name in dtypes),
-        )
+        columns.append(";".join((f"DT_{name}" if name in _PREFIXED else name) or "DT_UNDEFINED" for name in dtypes))
         columns.append(";".join(name or "NULL" for name in formats))
     return {**dict(zip(BASE, columns, strict=True)), **{name: _cell(cell, env) for name, cell in pattern.cells.items()}}
 

@@ -81,11 +81,7 @@ def test_compositions_are_not_written(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("kernel_type", "options", "status"),
-    [
-        ("MatMulV2", ["--output", "rows.xlsx"], 2),
-        ("MatMulV2", ["--output", "rows.v2"], 2),
-        ("MatMulV2", [], 2),
-    ],
+    [("MatMulV2", ["--output", "rows.xlsx"], 2), ("MatMulV2", ["--output", "rows.v2"], 2), ("MatMulV2", [], 2)],
 )
 def test_an_export_that_cannot_be_written_has_a_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel_type: str, options: list[str], status: int

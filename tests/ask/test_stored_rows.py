@@ -80,14 +80,7 @@ def test_a_captured_average_of_two_populations_is_reported(tmp_path: Path, popul
     assert opatlas.open(tmp_path).query("MatMulV2", "16,1024;512,1024").note == "CUDA graph: a + b"
 
 
-@pytest.mark.parametrize(
-    "cells",
-    [
-        {"Quality": "composition"},
-        {"Stand-In": "several operators"},
-        {"Status": "failed"},
-    ],
-)
+@pytest.mark.parametrize("cells", [{"Quality": "composition"}, {"Stand-In": "several operators"}, {"Status": "failed"}])
 @pytest.mark.parametrize("others", [0, 12])
 def test_rows_that_do_not_answer_are_rivals(tmp_path: Path, cells: dict[str, str], others: int) -> None:
     sizes = [(16, 512, 1024), *((32 * (1 + i), 512, 1024) for i in range(others))]
@@ -329,8 +322,7 @@ def test_a_captured_duration_has_its_own_median_and_no_instrument_of_a_replay(tm
 
 
 @pytest.mark.parametrize(
-    ("row_us", "rival_us", "ends_below"),
-    [(100.0, 20.0, True), (24.0, 20.0, False), (20.0, 24.0, False)],
+    ("row_us", "rival_us", "ends_below"), [(100.0, 20.0, True), (24.0, 20.0, False), (20.0, 24.0, False)]
 )
 def test_a_prediction_goes_before_a_measured_row_only_with_its_whole_interval(
     tmp_path: Path, row_us: float, rival_us: float, ends_below: bool

@@ -198,11 +198,7 @@ MISTAKES: list[tuple[str, str, Callable[..., Any]]] = [
         "corners aligned",
         lambda x, size, mode: torch.nn.functional.interpolate(x, size, mode=mode, align_corners=True),
     ),
-    (
-        "ResizeBilinearV2",
-        "areas",
-        lambda x, size, mode: torch.nn.functional.interpolate(x, size, mode="area"),
-    ),
+    ("ResizeBilinearV2", "areas", lambda x, size, mode: torch.nn.functional.interpolate(x, size, mode="area")),
     ("MoeGatingTopKSoftmax", "smallest", lambda x, _, k: impl.moe_gating_top_k_softmax(-x, _, k)),
     (
         "MoeGatingTopKSoftmax",
@@ -409,10 +405,7 @@ MISTAKES: list[tuple[str, str, Callable[..., Any]]] = [
     (
         "MaxPoolWithArgmaxV1",
         "places of the smallest",
-        lambda x, *rest: (
-            aten.max_pool2d_with_indices(x, *rest)[0],
-            aten.max_pool2d_with_indices(-x, *rest)[1],
-        ),
+        lambda x, *rest: (aten.max_pool2d_with_indices(x, *rest)[0], aten.max_pool2d_with_indices(-x, *rest)[1]),
     ),
     (
         "MaxPoolGradWithArgmaxV1",

@@ -219,18 +219,8 @@ MISTAKES: list[tuple[Any, ...]] = [
     ),
     (PRODUCT, "one scale for a token", keywords(_PRODUCT, pertoken_scale=lambda own: own[:, :1].expand(-1, 2)), 21),
     (PRODUCT, "no scale per token", without(_PRODUCT, "pertoken_scale"), _FP8_PRODUCT),
-    (
-        PRODUCT,
-        "one scale for all columns",
-        arguments(_PRODUCT, lambda a, b, s: (a, b, s[:1].expand(64))),
-        _FP8_PRODUCT,
-    ),
-    (
-        PRODUCT,
-        "E5M2 for E4M3",
-        arguments(_PRODUCT, lambda a, b, s: (a.view(torch.float8_e5m2), b, s)),
-        _FP8_PRODUCT,
-    ),
+    (PRODUCT, "one scale for all columns", arguments(_PRODUCT, lambda a, b, s: (a, b, s[:1].expand(64))), _FP8_PRODUCT),
+    (PRODUCT, "E5M2 for E4M3", arguments(_PRODUCT, lambda a, b, s: (a.view(torch.float8_e5m2), b, s)), _FP8_PRODUCT),
     (PRODUCT, "last terms left out", arguments(_PRODUCT, lambda a, b, s: (a[:, :-4], b[:-4], s)), _FP8_PRODUCT),
     (
         GROUPED,

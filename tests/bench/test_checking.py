@@ -196,11 +196,7 @@ def test_moved_data_is_compared_to_the_letter():
 @pytest.mark.parametrize("shape", [(), (0,), (0, 5), (5, 0), (1,)])
 @pytest.mark.parametrize(
     ("formula", "compute"),
-    [
-        (tripled, lambda x: 3 * x),
-        (formulas.copy_into, None),
-        (formulas.softmax, lambda x: torch.softmax(x, -1)),
-    ],
+    [(tripled, lambda x: 3 * x), (formulas.copy_into, None), (formulas.softmax, lambda x: torch.softmax(x, -1))],
     ids=["pointwise", "per_element", "per_row"],
 )
 def test_scalars_and_empty_results(formula, compute, shape):

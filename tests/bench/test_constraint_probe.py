@@ -36,10 +36,7 @@ def searched(takes: Callable[[MoeShape], bool], most: MoeShape, rounds: int = 10
 
 @settings(deadline=None, max_examples=30)
 @given(
-    step=st.sampled_from([1, 2, 16, 64]),
-    high=st.integers(130, 1000),
-    low=st.integers(1, 64),
-    size=st.integers(1, 1000),
+    step=st.sampled_from([1, 2, 16, 64]), high=st.integers(130, 1000), low=st.integers(1, 64), size=st.integers(1, 1000)
 )
 def test_steps_and_ends_of_a_size_are_found(step: int, high: int, low: int, size: int) -> None:
     def takes(shape: MoeShape) -> bool:

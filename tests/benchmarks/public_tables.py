@@ -203,8 +203,7 @@ def write_rows(aic: Path, database: Path, each: int) -> int:
         picked = sorted({int((i + 0.5) * len(found) / each) for i in range(each)}) if found else []
         tables.setdefault(family.kernel_type, []).extend(found[i][2] for i in picked)
     write_tables(
-        database,
-        {name: list({signature(name, row): row for row in rows}.values()) for name, rows in tables.items()},
+        database, {name: list({signature(name, row): row for row in rows}.values()) for name, rows in tables.items()}
     )
     return sum(map(len, tables.values()))
 

@@ -19,18 +19,8 @@ from opatlas.capture.ingest import IngestRequest, ingest_captures
 from opatlas.capture.launches import SOURCE_PROFILE
 from opatlas.cli.main import main
 from opatlas.data.database import Database
-from opatlas.row.attention import (
-    VALID_BLOCKS,
-    CallRecord,
-    JoinKey,
-    row_key,
-)
-from opatlas.row.columns import (
-    INPUT_SHAPES,
-    PROFILING_AVERAGE,
-    RUNTIME,
-    RUNTIME_PREFIX,
-)
+from opatlas.row.attention import VALID_BLOCKS, CallRecord, JoinKey, row_key
+from opatlas.row.columns import INPUT_SHAPES, PROFILING_AVERAGE, RUNTIME, RUNTIME_PREFIX
 from opatlas.row.signature import signatures
 from opatlas.row.table import RowTable
 from opatlas.typed_json import DecodeError, decode as decode_json

@@ -105,12 +105,7 @@ def arguments(kv=(300, 128, 7), tokens=3):
     return tensors, keywords
 
 
-RECORD = {
-    **DECODE_RECORD,
-    "query_shape": [3, 4, 16],
-    "key_shape": [9, 128, 16],
-    "value_shape": [9, 128, 16],
-}
+RECORD = {**DECODE_RECORD, "query_shape": [3, 4, 16], "key_shape": [9, 128, 16], "value_shape": [9, 128, 16]}
 
 
 def call(operator, *values, **changes):

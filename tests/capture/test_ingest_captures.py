@@ -8,16 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from captures import (
-    COLLECTIVE,
-    KERNEL_DETAILS,
-    LEVEL_0,
-    capture_text,
-    cells,
-    launch,
-    summary_text,
-    write_capture,
-)
+from captures import COLLECTIVE, KERNEL_DETAILS, LEVEL_0, capture_text, cells, launch, summary_text, write_capture
 from hypothesis import given, strategies as st
 from printed import numbers_in
 
@@ -276,8 +267,7 @@ def cases_of(tmp_path, rows):
 
 
 @pytest.mark.parametrize(
-    "other",
-    [{"formats": "ND;FRACTAL_NZ"}, {"shapes": "16,32;32,64"}, {"out": "16,65"}, {"type": "MatMulV2"}],
+    "other", [{"formats": "ND;FRACTAL_NZ"}, {"shapes": "16,32;32,64"}, {"out": "16,65"}, {"type": "MatMulV2"}]
 )
 def test_what_makes_another_case(tmp_path, other):
     assert len(cases_of(tmp_path, [launch(), launch(**other)])) == 2

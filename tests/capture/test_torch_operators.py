@@ -10,20 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch_calls import (
-    F32,
-    I32,
-    I64,
-    NONE,
-    expect_replay,
-    listed,
-    made,
-    number,
-    operator,
-    scalar,
-    tensor,
-    weight,
-)
+from torch_calls import F32, I32, I64, NONE, expect_replay, listed, made, number, operator, scalar, tensor, weight
 
 from opatlas.capture.launches import SkipReason
 from opatlas.capture.operator_rows import CapturedRow, LeftOut, Operator, products_of_experts
@@ -55,10 +42,7 @@ TOKENS = "99,1,1,64;99,1,1,64"
 MASK, MASKED = tensor(8, 8), "FlashAttentionScore 1,4,8,6;1,4,8,6;1,4,8,6"
 #: Operators as in traces of an H200, and their rows.
 ROWS = {
-    "a batch of one has no axis": (
-        ("aten::silu", tensor(1, 256, 3072)),
-        "Swish 256,3072 | BF16 -> 256,3072 | BF16",
-    ),
+    "a batch of one has no axis": (("aten::silu", tensor(1, 256, 3072)), "Swish 256,3072 | BF16 -> 256,3072 | BF16"),
     "one token of each sequence": (
         ("aten::_fused_rms_norm", tensor(32, 1, 1024), scalar([1024]), tensor(1024), NONE),
         "RmsNorm 32,1024;1024 | BF16;BF16 -> 32,1024;32,1 | BF16;FLOAT",

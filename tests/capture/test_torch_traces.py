@@ -145,8 +145,7 @@ def second_stream(events, replay, number):
 
 
 @pytest.mark.parametrize(
-    "change",
-    [shuffle(1), shuffle(2), rotate, swap_of_one_layer, without_one, other_order_in_one_replay, second_stream],
+    "change", [shuffle(1), shuffle(2), rotate, swap_of_one_layer, without_one, other_order_in_one_replay, second_stream]
 )
 def test_a_replay_that_does_not_fit_its_capture_has_no_rows(toy_table, tmp_path, change):
     rows, problems = changed_replay(tmp_path, "plain-prefill", change)

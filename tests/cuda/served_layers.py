@@ -112,11 +112,11 @@ _SCHEMAS = {
     },
     "_C_cache_ops": {
         "reshape_and_cache_flash(Tensor key, Tensor value, Tensor! key_cache, Tensor! value_cache, "
-        "Tensor slot_mapping) -> ()": reshape_and_cache_flash,
+        "Tensor slot_mapping) -> ()": reshape_and_cache_flash
     },
     "_vllm_fa3_C": {
         "fwd(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor seqused_k, int max_seqlen_k, "
-        "Tensor page_table) -> Tensor": fwd,
+        "Tensor page_table) -> Tensor": fwd
     },
 }
 

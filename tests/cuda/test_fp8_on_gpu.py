@@ -44,10 +44,7 @@ PRODUCTS = {
         f"128,512;256,512;256;128 | {E4M3};FLOAT;FLOAT -> 128,256 | DT_BF16",
         {TORCH: 1, COMPILED: 1, FLAG_GEMS: 1},
     ),
-    "x by columns": (
-        f"512,128;512,256;256;128 | {E4M3};FLOAT;FLOAT -> 128,256 | DT_BF16",
-        {TORCH: 1},
-    ),
+    "x by columns": (f"512,128;512,256;256;128 | {E4M3};FLOAT;FLOAT -> 128,256 | DT_BF16", {TORCH: 1}),
     "columns alone": (f"64,512;512,256;256 | {E4M3};FLOAT -> 64,256 | DT_BF16", {TORCH: 1, COMPILED: 1, FLAG_GEMS: 1}),
     "packed scales": (f"64,512;512,256;256 | {E4M3};INT64 -> 64,256 | DT_BF16", {TORCH: 1, FLAG_GEMS: 1}),
     "a bias": (
@@ -83,10 +80,7 @@ PRODUCTS = {
 }
 #: Scales of blocks of 128 x 128, and of 128 columns of a token.
 BLOCKS = {
-    "blocks": (
-        f"64,512;256,512;2,4;64,4 | {E4M3};FLOAT;FLOAT -> 64,256 | DT_BF16",
-        {TORCH: 1, FLAG_GEMS: 1},
-    ),
+    "blocks": (f"64,512;256,512;2,4;64,4 | {E4M3};FLOAT;FLOAT -> 64,256 | DT_BF16", {TORCH: 1, FLAG_GEMS: 1}),
     "blocks, weights by rows": (
         f"64,512;512,256;4,2;64,4 | {E4M3};FLOAT;FLOAT -> 64,256 | DT_BF16",
         {TORCH: 1, FLAG_GEMS: 1},
@@ -107,10 +101,7 @@ BLOCKS = {
         f"64,128;128,128;1,1;64,1 | {E4M3};FLOAT;FLOAT -> 64,128 | DT_BF16",
         {TORCH: 1, FLAG_GEMS: 1},
     ),
-    "blocks, FLOAT": (
-        f"64,512;256,512;2,4;64,4 | {E4M3};FLOAT;FLOAT -> 64,256 | FLOAT",
-        {TORCH: 1, FLAG_GEMS: 1},
-    ),
+    "blocks, FLOAT": (f"64,512;256,512;2,4;64,4 | {E4M3};FLOAT;FLOAT -> 64,256 | FLOAT", {TORCH: 1, FLAG_GEMS: 1}),
     "blocks, a bias": (
         f"64,512;256,512;2,4;;256;64,4 | {E4M3};FLOAT;;DT_BF16;FLOAT -> 64,256 | DT_BF16",
         {TORCH: SEVERAL},
@@ -147,10 +138,7 @@ GROUPS = {
     ),
 }
 GROUPED_BLOCKS = {
-    "blocks": (
-        f"64,512;4,256,512;;4,2,4;;;;4;64,4 | {FP8_GROUPS} -> 64,256 | DT_BF16",
-        {TORCH: SEVERAL, FLAG_GEMS: 1},
-    ),
+    "blocks": (f"64,512;4,256,512;;4,2,4;;;;4;64,4 | {FP8_GROUPS} -> 64,256 | DT_BF16", {TORCH: SEVERAL, FLAG_GEMS: 1}),
     "blocks, weights by rows, few rows": (
         f"3,256;5,256,384;;5,2,3;;;;5;3,2 | {FP8_GROUPS} -> 3,384 | DT_BF16",
         {TORCH: SEVERAL, FLAG_GEMS: 1},
@@ -165,10 +153,7 @@ QUANTIZED = {
     "a row": ("1,5120 | DT_BF16 -> 1,5120;1 | FLOAT8_E4M3FN;FLOAT", {TORCH: SEVERAL, COMPILED: 1, FLAG_GEMS: 1}),
     "odd widths": ("6,73 | FLOAT16 -> 6,73;6 | FLOAT8_E4M3FN;FLOAT", {TORCH: SEVERAL, COMPILED: 1, FLAG_GEMS: 1}),
     "E5M2": ("2,32,1024 | DT_BF16 -> 2,32,1024;2,32 | FLOAT8_E5M2;FLOAT", {TORCH: SEVERAL, COMPILED: 1, FLAG_GEMS: 1}),
-    "smooth": (
-        "64,1024;1024 | DT_BF16;DT_BF16 -> 64,1024;64 | FLOAT8_E4M3FN;FLOAT",
-        {TORCH: SEVERAL, COMPILED: 1},
-    ),
+    "smooth": ("64,1024;1024 | DT_BF16;DT_BF16 -> 64,1024;64 | FLOAT8_E4M3FN;FLOAT", {TORCH: SEVERAL, COMPILED: 1}),
 }
 QUANTIZED_BLOCKS = {
     "blocks": ("64,7168 | DT_BF16 -> 64,7168;64,56 | FLOAT8_E4M3FN;FLOAT", {TORCH: SEVERAL, COMPILED: 1, FLAG_GEMS: 1}),

@@ -52,13 +52,7 @@ NEWER, SAME_RUN = measured(1, 10.0, NEW), measured(1, 5.0, NEW)
 FOREIGN = {**cells(1), AVERAGE: "3.0"}
 CAPTURED = {**cells(1), PROFILED: "4.0", "Profiling Samples": "3"}
 BARE = {**cells(1), PROFILED: "0", "Profiling Samples": "7"}
-MARKED = {
-    **VALID,
-    "Status": "crashed",
-    "Status Reason": "signal 11",
-    "Status Run ID": NEW,
-    "Crashes In A Row": "2",
-}
+MARKED = {**VALID, "Status": "crashed", "Status Reason": "signal 11", "Status Run ID": NEW, "Crashes In A Row": "2"}
 QUOTED = {
     name: f'"{cell}"' if "Shapes" in name else f"DT_{cell}" if "Types" in name else cell
     for name, cell in cells(1).items()
@@ -81,16 +75,12 @@ QUOTED = {
         pytest.param(SAME_RUN, failed(1, NEW), SAME_RUN, id="failed before"),
         pytest.param({**cells(1), "Mine": "x"}, CAPTURED, {**CAPTURED, "Mine": "x"}, id="captured"),
         pytest.param(
-            *(CAPTURED, {**CAPTURED, PROFILED: "5.0", "Profiling Samples": "9"}, CAPTURED),
-            id="captured in both",
+            *(CAPTURED, {**CAPTURED, PROFILED: "5.0", "Profiling Samples": "9"}, CAPTURED), id="captured in both"
         ),
         pytest.param(CAPTURED, {**CAPTURED, PROFILED: "4.00"}, CAPTURED, id="the same captured"),
         pytest.param(BARE, CAPTURED, CAPTURED, id="captured over samples alone"),
         pytest.param(CAPTURED, BARE, CAPTURED, id="samples alone"),
-        pytest.param(
-            *(CAPTURED, {**CAPTURED, "Profiling Samples": "9"}, CAPTURED),
-            id="captured counts",
-        ),
+        pytest.param(*(CAPTURED, {**CAPTURED, "Profiling Samples": "9"}, CAPTURED), id="captured counts"),
     ],
 )
 def test_the_groups_of_a_row_move_whole(target: Row, source: Row, expected: Row) -> None:

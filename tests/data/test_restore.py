@@ -127,11 +127,7 @@ def test_all_rows_come_back_with_their_columns(emptied: Database) -> None:
 )
 def test_one_row_by_its_name(emptied: Database, name: str) -> None:
     assert main(["history", str(emptied.path), name, "--restore", "pruned"]) == 0
-    assert (shapes(emptied), pruned(emptied), pruned(emptied, "Neg")) == (
-        ["1,4", "2,4"],
-        ["3,4"],
-        ["4,4"],
-    )
+    assert (shapes(emptied), pruned(emptied), pruned(emptied, "Neg")) == (["1,4", "2,4"], ["3,4"], ["4,4"])
 
 
 def test_a_row_that_is_there_again_stays_in_pruned(emptied: Database, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,11 +10,7 @@ import pytest
 from filelock import FileLock
 from frames import write_frame
 
-from opatlas.data.csv_files import (
-    read_table,
-    write_atomically,
-    write_text,
-)
+from opatlas.data.csv_files import read_table, write_atomically, write_text
 from opatlas.data.database import Database
 from opatlas.errors import OpAtlasError, TableError
 

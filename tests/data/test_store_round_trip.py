@@ -140,12 +140,7 @@ def test_what_is_no_header_is_an_error_with_its_line_and_no_types_are_guessed(
 
 @pytest.mark.parametrize(
     ("body", "line"),
-    [
-        (b"1,2\n\xff,2\n", 3),
-        (b"1,2\n3,4\n\xff\n5,6\n", 4),
-        (b"1,2\n3\n5,6\n", 3),
-        (b"1,2,3\n\xff,2\n", 3),
-    ],
+    [(b"1,2\n\xff,2\n", 3), (b"1,2\n3,4\n\xff\n5,6\n", 4), (b"1,2\n3\n5,6\n", 3), (b"1,2,3\n\xff,2\n", 3)],
     ids=["not UTF-8", "not UTF-8 and too few fields", "too few fields", "one of each"],
 )
 def test_no_line_is_passed_over_without_a_word(

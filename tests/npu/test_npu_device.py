@@ -172,11 +172,7 @@ def test_without_the_package():
             None,
             r"libatb\.so .*NNAL.*source /usr/local/Ascend/nnal/atb/set_env",
         ),
-        (
-            'ModuleNotFoundError("No module named \'yaml\'", name="yaml")',
-            None,
-            "package yaml.*pip install pyyaml",
-        ),
+        ('ModuleNotFoundError("No module named \'yaml\'", name="yaml")', None, "package yaml.*pip install pyyaml"),
         (
             'RuntimeError("Two accelerators cannot be used at the same time in PyTorch: npu and cuda.")',
             None,

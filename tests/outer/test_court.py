@@ -261,13 +261,7 @@ def test_results_of_exact_types_are_flattened() -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [
-        _Lazy(),
-        _Number(1.0),
-        torch.ones(2).as_subclass(_Tensor),
-        _Dict(),
-        _Tuple(1, 2),
-    ],
+    [_Lazy(), _Number(1.0), torch.ones(2).as_subclass(_Tensor), _Dict(), _Tuple(1, 2)],
     ids=lambda value: type(value).__name__,
 )
 def test_a_class_that_may_compute_later_is_lazy(value: Any) -> None:

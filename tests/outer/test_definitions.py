@@ -30,27 +30,17 @@ SCALE = {
     "name": "scale_n8",
     "op_type": "scale",
     "axes": {"M": {"type": "var"}, "N": {"type": "const", "value": 8}},
-    "inputs": {
-        "x": {"shape": ["M", "N"], "dtype": "float32"},
-        "factor": {"shape": None, "dtype": "float32"},
-    },
+    "inputs": {"x": {"shape": ["M", "N"], "dtype": "float32"}, "factor": {"shape": None, "dtype": "float32"}},
     "outputs": {"y": {"shape": ["M", "N"], "dtype": "float32"}},
     "reference": "import torch\n\ndef run(x, factor):\n    return x * factor\n",
 }
 SCALED = [
-    {
-        "uuid": f"of-{rows}",
-        "axes": {"M": rows},
-        "inputs": {"x": {"type": "random"}, "factor": factor},
-    }
+    {"uuid": f"of-{rows}", "axes": {"M": rows}, "inputs": {"x": {"type": "random"}, "factor": factor}}
     for rows, factor in ((2, {"type": "scalar", "value": 3.0}), (5, {"type": "random"}))
 ]
 #: SOL-ExecBench: no name, an axis that follows from others, a size as an axis, indices by a function of the reference.
 PICK = {
-    "axes": {
-        "B": {"type": "var", "description": None},
-        "T": {"type": "expr", "expression": "B * 3 + 1"},
-    },
+    "axes": {"B": {"type": "var", "description": None}, "T": {"type": "expr", "expression": "B * 3 + 1"}},
     "custom_inputs_entrypoint": "make",
     "inputs": {"table": {"shape": ["T", "4"], "dtype": "bfloat16"}, "at": {"shape": ["B"], "dtype": "int64"}},
     "outputs": {"out": {"shape": ["B", "4"], "dtype": "bfloat16"}},

@@ -177,7 +177,7 @@ def test_what_was_found_of_an_answer_is_told_until_one_is_faster(
         assert name in told
     assert _CODE in repairs[-1]
     assert [(each["attempt"], each["error_class"], each["speed_up"]) for each in content["attempts"]] == [
-        *((0, "answer", None), (1, "mismatch", None), (2, "rule", 90 / 99), (3, "pass", 3.0)),
+        *((0, "answer", None), (1, "mismatch", None), (2, "rule", 90 / 99), (3, "pass", 3.0))
     ]
     lines = [line.split()[:6] for line in capsys.readouterr().out.splitlines()]
     assert ["Qwen/Q-3", "3", "faster", "90", "30", "3.00x"] in lines

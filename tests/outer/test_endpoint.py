@@ -51,13 +51,7 @@ def test_a_question_is_posted_and_its_answer_and_tokens_come_back(
     ]
 
 
-@pytest.mark.parametrize(
-    ("written", "text"),
-    [
-        ("x = '\ud800'", "x = '?'"),
-        ("\\\ud800", "\\?"),
-    ],
-)
+@pytest.mark.parametrize(("written", "text"), [("x = '\ud800'", "x = '?'"), ("\\\ud800", "\\?")])
 def test_half_a_character_costs_no_more_than_itself(server: ChatServer, written: str, text: str) -> None:
     server.answer = lambda body: written
     assert Endpoint(server.url).ask(REQUEST).text == text

@@ -13,13 +13,7 @@ import pytest
 
 from opatlas.errors import OpAtlasError
 from opatlas.outer.generation.attempts import AttemptLog, LoopTask, RepairLoop, StopReason
-from opatlas.outer.generation.endpoint import (
-    ChatAnswer,
-    ChatMessage,
-    ChatRequest,
-    NoRecordedAnswer,
-    RecordedAnswers,
-)
+from opatlas.outer.generation.endpoint import ChatAnswer, ChatMessage, ChatRequest, NoRecordedAnswer, RecordedAnswers
 from opatlas.outer.generation.models_file import (
     KernelLanguage,
     ModelsFile,
@@ -258,12 +252,7 @@ class Judged:
 
 
 def loop_in(
-    folder: Path,
-    *,
-    max_tokens: int = 8_192,
-    task: str = "relu",
-    digest: str = "3f2a91c0",
-    **limits: Any,
+    folder: Path, *, max_tokens: int = 8_192, task: str = "relu", digest: str = "3f2a91c0", **limits: Any
 ) -> RepairLoop:
     subject = LoopTask("tasks", task, "C1", "demo", folder / "demo", digest)
     file = ModelsFile({"demo": NamedModel(request=0.25, max_tokens=max_tokens)}, **limits)

@@ -15,14 +15,7 @@ from operator_kernels import watermark, write_kernels, write_watermarks
 import opatlas
 from opatlas.outer.suites import listing
 from opatlas.outer.suites.case import SuiteRow, make_call
-from opatlas.outer.suites.operators import (
-    _LEFT_OUT,
-    Call,
-    find_overload,
-    functional_of,
-    is_no_operator,
-    name_of,
-)
+from opatlas.outer.suites.operators import _LEFT_OUT, Call, find_overload, functional_of, is_no_operator, name_of
 from opatlas.outer.suites.opinfo import _samples
 from opatlas.outer.suites.texts import folder_of, overload_of, read_arguments
 from opatlas.row.columns import ARGUMENTS, FUNCTIONAL, INPUT_DTYPES, SAMPLE
@@ -112,12 +105,7 @@ def test_an_operator_that_torch_lacks_is_unsupported(rows: Rows, runner: Runner)
 
 
 def test_operators_that_cannot_be_checked_are_no_operators_of_a_suite() -> None:
-    reasons = {
-        "bernoulli.default": "random",
-        "select.int": "view",
-        "equal.default": "no-tensor",
-        "add.Tensor": "",
-    }
+    reasons = {"bernoulli.default": "random", "select.int": "view", "equal.default": "no-tensor", "add.Tensor": ""}
     for name, reason in {**reasons, **_LEFT_OUT}.items():
         # A name that is the fusion of two names is the name of no operator.
         overload = find_overload(name)

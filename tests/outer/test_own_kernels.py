@@ -30,7 +30,7 @@ def _source(text: str) -> CandidateSource:
 
 def test_kernels_of_triton_and_of_strings_are_the_candidates_own() -> None:
     assert _source(_SOURCE).own_kernels(["__global__ static void helper(int n) {}"]) == {
-        *("row_softmax", "scaled", "plain", "helper"),
+        *("row_softmax", "scaled", "plain", "helper")
     }
 
 

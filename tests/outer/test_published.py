@@ -99,8 +99,7 @@ CONVOLUTIONS = range(54, 88)
 
 
 @pytest.mark.parametrize(
-    ("rule", "counts"),
-    [("here", {"C1": 26, "C2": 56, "C3": 36, "C4": 48}), ("published", PUBLISHED["complexities"])],
+    ("rule", "counts"), [("here", {"C1": 26, "C2": 56, "C3": 36, "C4": 48}), ("published", PUBLISHED["complexities"])]
 )
 def test_the_classes_of_the_166_tasks(rule: str, counts: Mapping[str, int]) -> None:
     found: Counter[str] = Counter()

@@ -77,11 +77,7 @@ def test_savings_are_the_capped_gaps_less_a_synchronization_at_each(tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("gap_us", "duration", "verdict"),
-    [
-        (1.5, 1.0, ScopeVerdict.BELOW_GATE),
-        (4.9, 0.5, ScopeVerdict.WORTH_TRYING),
-        (0.4, 1.0, ScopeVerdict.REFUSED),
-    ],
+    [(1.5, 1.0, ScopeVerdict.BELOW_GATE), (4.9, 0.5, ScopeVerdict.WORTH_TRYING), (0.4, 1.0, ScopeVerdict.REFUSED)],
 )
 def test_the_gate_decides_by_the_share_of_a_step(
     tmp_path: Path, gap_us: float, duration: float, verdict: ScopeVerdict
@@ -167,18 +163,13 @@ def test_a_concurrent_kernel_splits_nothing_unless_others_wait_for_it(tmp_path: 
     [
         (lambda kernels: replaced(kernels, 7, kernel_type="FlashAttentionScoreGrad"), "training"),
         (lambda kernels: replaced(kernels, 7, kernel_type="PromptFlashAttention"), "prefill"),
-        (
-            lambda kernels: replaced(kernels, 7, cells={"Input Shapes": '"4096,32,128;9,1;9,1;;9,9;3;3"'}),
-            "prefill",
-        ),
+        (lambda kernels: replaced(kernels, 7, cells={"Input Shapes": '"4096,32,128;9,1;9,1;;9,9;3;3"'}), "prefill"),
         (lambda kernels: kernels[:1], "one kernel"),
     ],
     ids=["training", "prefill", "tokens", "one kernel"],
 )
 def test_a_capture_of_something_else_is_refused(
-    tmp_path: Path,
-    change: Callable[[list[TimelineKernel]], list[TimelineKernel]],
-    word: str,
+    tmp_path: Path, change: Callable[[list[TimelineKernel]], list[TimelineKernel]], word: str
 ) -> None:
     analysis = analysis_of(tmp_path, change(decode_steps(layers=8, steps=3)))
     assert [refusal.partition(":")[0] for refusal in analysis.refusals] == [word]

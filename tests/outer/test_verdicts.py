@@ -210,11 +210,7 @@ def test_a_librarys_own_parts_of_a_kernel_are_not_to_be_fused(names: str, verdic
         # Queries of 2 sequences read 3 + 5 keys of 1 head, and their values.
         ({"Input Shapes": "2,4,8;9,1,8;9,1,8"}, 2 * (8 * 16 + 2 * 4 * 16), 4 * 8 * 4 * 8),
         # Rotary parts of 2: the values are the keys without them.
-        (
-            {"Input Shapes": f"2,4,8;9,1,8;9,1,8{';' * 22}2,4,2"},
-            2 * (8 * 10 + 2 * 4 * 18),
-            2 * 8 * 4 * 18,
-        ),
+        ({"Input Shapes": f"2,4,8;9,1,8;9,1,8{';' * 22}2,4,2"}, 2 * (8 * 10 + 2 * 4 * 18), 2 * 8 * 4 * 18),
         ({"Input Shapes": "2,4,8;9,1,8;9,1,8", "Runtime actual_seq_lengths_kv_values": ""}, None, None),
         ({"Input Shapes": "2,4,8;9,1,8;9,1,8", "Runtime input_layout": "BSH"}, None, None),
     ],

@@ -54,8 +54,7 @@ def test_what_msprof_leaves_is_used(sessions: Sessions, npus: StandInNpus, fault
 
 
 @pytest.mark.parametrize(
-    ("fault", "ran"),
-    [("cut", {3: 1, 5: 2}), pytest.param("no-export", {3: 2, 4: 2, 5: 2}, marks=pytest.mark.slow)],
+    ("fault", "ran"), [("cut", {3: 1, 5: 2}), pytest.param("no-export", {3: 2, 4: 2, 5: 2}, marks=pytest.mark.slow)]
 )
 def test_rows_whose_samples_are_missing_are_run_again_in_a_smaller_session(
     sessions: Sessions, npus: StandInNpus, fault: str, ran: dict[int, int]

@@ -115,10 +115,7 @@ def test_a_database_that_cannot_be_written_is_refused_once(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("folder", "options", "in_blocks"),
-    [
-        ("new", ["--device=ATLAS_800_A2_376T_64G"], True),
-        ("NVIDIA_H200/torch/torch2.11.0_cuda13.0", [], False),
-    ],
+    [("new", ["--device=ATLAS_800_A2_376T_64G"], True), ("NVIDIA_H200/torch/torch2.11.0_cuda13.0", [], False)],
 )
 def test_blocked_formats_are_those_of_an_npu(tmp_path: Path, folder: str, options: list[str], in_blocks: bool) -> None:
     done = run(tmp_path / folder, "--ops=matmul", "--rows=20", "--target-models=qwen3-0.6b", *options)

@@ -71,8 +71,7 @@ def test_what_is_true_of_a_product(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["m <= 64", "not m <= 64", "duration > 0", "quality != quiet", "noise < 1", "age_days > 0"],
+    "text", ["m <= 64", "not m <= 64", "duration > 0", "quality != quiet", "noise < 1", "age_days > 0"]
 )
 def test_a_row_that_lacks_what_is_compared_is_not_selected(text: str) -> None:
     assert not selected(text, "Add", VECTOR)

@@ -178,10 +178,7 @@ def test_helpers_have_no_part_in_durations_and_counters() -> None:
 
 
 def test_an_implementation_is_measured_with_all_launches_of_a_call() -> None:
-    calls = (
-        (made("my_norm", 10.0, cycles=2.0), made("my_copy", 1.0)),
-        (made("my_norm", 12.0), made("my_copy", 2.0)),
-    )
+    calls = ((made("my_norm", 10.0, cycles=2.0), made("my_copy", 1.0)), (made("my_norm", 12.0), made("my_copy", 2.0)))
     found = whole_call(ProfiledSamples(calls))
     assert isinstance(found, OwnKernel)
     assert found.durations_us == (11.0, 14.0)
@@ -207,8 +204,7 @@ def test_the_rows_case_launched_twice_gives_their_mean_with_a_note() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "ran"),
-    [("AddAiCore", "Add"), ("Add", "AddAicore"), ("GatherV2", "GatherV3"), ("MatMulV2", "MatMulV3")],
+    ("asked", "ran"), [("AddAiCore", "Add"), ("Add", "AddAicore"), ("GatherV2", "GatherV3"), ("MatMulV2", "MatMulV3")]
 )
 def test_a_sibling_runs_in_its_place(asked: str, ran: str) -> None:
     found = own((made("Cast", 3.0), made(ran, 10.0)), kernel_type=asked)

@@ -100,8 +100,7 @@ def test_the_callers_choice_is_kept_as_it_was_made(machine, monkeypatch, visible
 
 
 @pytest.mark.parametrize(
-    ("visible", "name", "pinned"),
-    [("0", H200, "GPU-f89c"), ("1,2", H100, "GPU-1111"), ("0,1,2", H100, "GPU-1111")],
+    ("visible", "name", "pinned"), [("0", H200, "GPU-f89c"), ("1,2", H100, "GPU-1111"), ("0,1,2", H100, "GPU-1111")]
 )
 def test_of_different_gpus_the_one_of_the_folder_is_opened(machine, monkeypatch, visible, name, pinned):
     """CUDA may give the numbers of nvidia-smi to other GPUs, so a process gets the UUID."""

@@ -109,11 +109,7 @@ def test_another_worker_of_the_same_session_is_known(tmp_path: Path, monkeypatch
     path, holders = tmp_path / "lock", []
     monkeypatch.setenv(device_lock.SESSION_VARIABLE, "")
     announce_session("another", "pytest another")
-    with (
-        held_elsewhere(path),
-        pytest.raises(DeviceGone),
-        DeviceLock(path).held(holders.append, nothing, 0.0),
-    ):
+    with held_elsewhere(path), pytest.raises(DeviceGone), DeviceLock(path).held(holders.append, nothing, 0.0):
         pass
     assert holders[0].own_session
 

@@ -311,12 +311,7 @@ class Hurried:
 @pytest.mark.parametrize(
     ("opener", "nodes", "waits_for", "late"),
     [
-        (
-            "broken_ranks:second_hangs",
-            1,
-            "rank 1 of 2 to open a device",
-            "rank 1 of 2 did not join within 180 s",
-        ),
+        ("broken_ranks:second_hangs", 1, "rank 1 of 2 to open a device", "rank 1 of 2 did not join within 180 s"),
         ("", 2, "node 1 at 127.0.0.1:{port}", r"no node 1 at 127.0.0.1:{port} within 300 s: .* --node-rank"),
     ],
 )

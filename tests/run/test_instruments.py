@@ -14,10 +14,7 @@ from replaying import job_of
 from opatlas.errors import OpAtlasError
 from opatlas.run.devices.cpu import Cpu
 from opatlas.run.devices.device import DeviceKind, DeviceSpec, InstrumentMissing, kind_named
-from opatlas.run.instruments.instrument import (
-    MeasureSettings,
-    Samples,
-)
+from opatlas.run.instruments.instrument import MeasureSettings, Samples
 from opatlas.run.runner import Runner
 
 

@@ -289,10 +289,7 @@ def returns_nothing(row, replay):
 def returns_more_than_the_row_lists(row, replay):
     """The second result is in no slot of the row; the third is not looked at."""
     replay(
-        lambda x: (x + 1, x + row.cells["second"], x),
-        row.tensor(0),
-        output_slots=[0, None],
-        expected=one_more_twice,
+        lambda x: (x + 1, x + row.cells["second"], x), row.tensor(0), output_slots=[0, None], expected=one_more_twice
     )
 
 

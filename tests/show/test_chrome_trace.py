@@ -26,12 +26,12 @@ def test_the_calls_of_a_step_follow_each_other_layer_by_layer(tmp_path: Path) ->
     calls, layers = ([each for each in slices if tracks[each["tid"]] == name] for name in ("calls", "layers"))
     layer = ["attention", "attention"]
     assert [each["name"] for each in calls] == [
-        *("embed", *layer, "dense", *layer, "experts", *layer, "experts", "norm", "head"),
+        *("embed", *layer, "dense", *layer, "experts", *layer, "experts", "norm", "head")
     ]
     ends = [round(each["ts"] + each["dur"], 3) for each in calls]
     assert [each["ts"] for each in calls] == [0, *ends[:-1]]
     assert ends[-1] == round(cost.us, 3)
     assert calls[0]["args"] == {"kernel type": "K", "how": "measured"}
     assert [(each["name"], each["ts"], each["dur"]) for each in layers] == [
-        *(("layer 0", 1, 9.001), ("layer 1", 10.001, 11.001), ("layer 2", 21.002, 11.001)),
+        *(("layer 0", 1, 9.001), ("layer 1", 10.001, 11.001), ("layer 2", 21.002, 11.001))
     ]

@@ -213,10 +213,7 @@ def test_a_site_has_the_device_of_each_duration(device: str, tmp_path: Path) -> 
     (database,) = overview["databases"]
     assert database["device"] == named_device
     assert overview["figures"]["quiet"] is None
-    assert sorted(database["durations"]) == [
-        ["captured", named_device, "", 2],
-        ["replayed", "AMD_EPYC", "", 1],
-    ]
+    assert sorted(database["durations"]) == [["captured", named_device, "", 2], ["replayed", "AMD_EPYC", "", 1]]
     ranking = overview["diagnosis"]["table"]["columns"]
     assert ranking["kernel_type"]["words"] == ["Small", "Large"]
     assert (ranking["launches"]["numbers"], ranking["time_us"]["numbers"]) == ([9, 1], [180, 100])

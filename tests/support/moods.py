@@ -107,10 +107,7 @@ def _wait_for_go(row: Any) -> None:
 def _wait_for_another_device(row: Any) -> None:
     """Until a row has begun on another device."""
     own = {str(os.getpid()), ""}
-    _wait_until(
-        lambda: not {path.read_text() for path in HERE.glob("body-*")} <= own,
-        "no other device took a row",
-    )
+    _wait_until(lambda: not {path.read_text() for path in HERE.glob("body-*")} <= own, "no other device took a row")
 
 
 def _skip(row: Any) -> None:

@@ -308,7 +308,7 @@ TOLD: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
         "minimax_m2",
         {**EXPERTS, "rotary_dim": 16, "qk_norm_type": "per_layer", "num_mtp_modules": 3, "attn_type_list": [1] * 8},
         ("no multi-token prediction",),
-    ),
+    )
 }
 
 
@@ -404,12 +404,7 @@ def test_a_model_of_unknown_calls_is_refused(model_type: str, keys: dict[str, An
 
 @pytest.mark.parametrize(
     ("name", "similar"),
-    [
-        ("qwen3-33b", "qwen3-32b"),
-        ("deepseek-v33", "deepseek-v3"),
-        ("Qwen/Qwen2-7B", ""),
-        ("missing.json", ""),
-    ],
+    [("qwen3-33b", "qwen3-32b"), ("deepseek-v33", "deepseek-v3"), ("Qwen/Qwen2-7B", ""), ("missing.json", "")],
 )
 def test_an_unknown_model_is_refused_with_similar_names(name: str, similar: str) -> None:
     with pytest.raises(TargetError) as error:

@@ -45,12 +45,7 @@ CHECKS = (
         duration_checks.captures,
         "find what distinguishes the two (--attention-records for attention), or use the replayed duration",
     ),
-    Check(
-        op_mapping,
-        "correct the line (docs/tutorials/op-mapping.md)",
-        of="database",
-        why_skipped=without_mapping,
-    ),
+    Check(op_mapping, "correct the line (docs/tutorials/op-mapping.md)", of="database", why_skipped=without_mapping),
     Check(
         op_mapping_rows,
         "measure the rows (opatlas ingest, opatlas shapes, opatlas bench), or name the kernel type in op_mapping.yaml",

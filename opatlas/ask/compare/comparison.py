@@ -242,10 +242,7 @@ class DatabaseComparison:
 
 
 def compare_databases(
-    databases: Sequence[ComparedDatabase],
-    *,
-    baseline: str = "",
-    kernel_types: Sequence[str] = (),
+    databases: Sequence[ComparedDatabase], *, baseline: str = "", kernel_types: Sequence[str] = ()
 ) -> DatabaseComparison:
     """Reads databases and compares their rows.
 

@@ -30,10 +30,7 @@ _ATTENTION = "FusedInferAttentionScore"
 
 
 def open(  # noqa: A001
-    place: Path | str,
-    *,
-    same_machine: bool = False,
-    compositions: bool = False,
+    place: Path | str, *, same_machine: bool = False, compositions: bool = False
 ) -> OpenDatabase:
     """Opens a database, and the databases of implementations that were measured on its rows. Reads tables when needed.
 
@@ -134,13 +131,7 @@ class OpenDatabase:
         self._expect(named)
         first = self.answers.completion(named, next(iter(self._chosen(implementation))))
         weight = (n, k) if first.stores_weight_transposed else (k, n)
-        return self.query(
-            named,
-            [(m, k), weight],
-            dtypes=dtype,
-            output_shapes=[(m, n)],
-            implementation=implementation,
-        )
+        return self.query(named, [(m, k), weight], dtypes=dtype, output_shapes=[(m, n)], implementation=implementation)
 
     def attention(
         self,

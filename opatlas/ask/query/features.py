@@ -25,14 +25,7 @@ from opatlas.row.columns import (
     TOPOLOGY_TIER,
 )
 from opatlas.row.communication import is_communication
-from opatlas.row.roofline import (
-    GroupedSizes,
-    Work,
-    grouped_sizes,
-    product_sizes,
-    row_work,
-    tensor_bytes,
-)
+from opatlas.row.roofline import GroupedSizes, Work, grouped_sizes, product_sizes, row_work, tensor_bytes
 from opatlas.row.slots import Slot, known_dtype, row_slots
 from opatlas.text import parse_whole
 

@@ -110,10 +110,7 @@ def _facts(model: str) -> ModelFacts:
 
 
 def next_rows(
-    answers: ImplementationAnswers,
-    n: int,
-    steps: Sequence[Sequence[ModelCall]],
-    tell: Callable[[str], object] = str,
+    answers: ImplementationAnswers, n: int, steps: Sequence[Sequence[ModelCall]], tell: Callable[[str], object] = str
 ) -> NextRows:
     """Returns the rows whose measurement lowers the error of some steps most, as `OpenDatabase.next_rows`.
 

@@ -143,11 +143,7 @@ class StopRule:
     """The Rule for one row. The time limit starts with the first call of a method."""
 
     def __init__(
-        self,
-        *,
-        repeat_count: int | None,
-        time_limit_s: float,
-        clock: Callable[[], float] = monotonic,
+        self, *, repeat_count: int | None, time_limit_s: float, clock: Callable[[], float] = monotonic
     ) -> None:
         """
         Args:

@@ -123,8 +123,7 @@ class Ranks:
         for local_rank, start in enumerate(self._starts):
             own = [word.replace(RANK_PLACEHOLDER, str(local_rank)) for word in command]
             self._ranks[local_rank] = Child(
-                partial(_with_descriptor, own),
-                {**device_environment(start.spec), **self._variables(local_rank)},
+                partial(_with_descriptor, own), {**device_environment(start.spec), **self._variables(local_rank)}
             )
 
     def expect_idle(self) -> None:
