@@ -14,7 +14,7 @@ from opatlas.run.implementation import Support
 from opatlas.run.inputs.shape_rules import SCALE_BLOCK
 
 from ._calls import QuantizedProduct, launched, takes
-from .torch.fp8 import weight_by_columns
+from .torch.fp8 import by_columns
 
 DISTRIBUTIONS = ("sgl-deep-gemm",)
 DEVICES = ("cuda",)
@@ -38,7 +38,7 @@ def quant_matmul(call: QuantizedProduct) -> Prepared:
     halves = SCALE_BLOCK // 2
     _expect(k % SCALE_BLOCK == n % halves == 0, f"K {k}, N {n}", "K of whole blocks, and N of halves of them")
     converted = ["scales of x1 by columns"]
-    weight = weight_by_columns(call.x2, converted).mT
+    weight = by_columns(call.x2, converted, "weight to (N, K)").mT
     of_rows = functional.pad(token.mT, (0, -m % _ALIGNED)).contiguous().mT[:m]
     out = torch.empty(m, n, dtype=call.output_dtype, device=call.x1.device)
     a, b = (call.x1.contiguous(), of_rows), (weight, scale.mT.contiguous())

@@ -30,7 +30,7 @@ from opatlas.run.inputs.shape_rules import SCALE_BLOCK
 from opatlas.run.kernel_call import OperatorMode, is_free
 
 from . import _calls as calls
-from .torch.fp8 import real_scale, weight_by_columns
+from .torch.fp8 import by_columns, real_scale
 
 DISTRIBUTIONS = ("flag_gems", "sqlalchemy")
 DEVICES = ("cuda", "npu")
@@ -179,7 +179,8 @@ def quant_matmul(call: calls.QuantizedProduct) -> Prepared:
         major, minor = torch.cuda.get_device_capability(x1.device)
         expect(major == 9, f"compute capability {major}.{minor}", "cutlass_scaled_mm for 9.0")
     converted: list[str] = []
-    x2, b_scale = weight_by_columns(call.x2, converted), real_scale(call.scale, converted)
+    x2 = by_columns(call.x2, converted, "weight to (N, K)")
+    b_scale = real_scale(call.scale, converted)
     if token is None:
         converted.append("a scale of one for x1")
     a_scale = torch.ones(1, device=x1.device) if token is None else token
@@ -226,7 +227,8 @@ def _grouped_quantized(rows: Tensor, weight: Tensor, call: calls.GroupedProduct)
     _expect_bias(bias, of_blocks)
     (m, _), (experts, k, n) = rows.shape, weight.shape
     converted = ["rows sorted into blocks"]
-    b, b_scale = (weight_by_columns(weight, converted).mT, real_scale(scale.mT if of_blocks else scale, converted))
+    b = by_columns(weight, converted, "weight to (E, N, K)").mT
+    b_scale = real_scale(scale.mT if of_blocks else scale, converted)
     if token is None:
         converted.append("a scale of one for each row")
     of_rows = torch.ones(m, device=rows.device) if token is None else token

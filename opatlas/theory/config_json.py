@@ -45,25 +45,11 @@ _MAY_MATTER = re.compile(
 _MATTERS_NOT = frozenset(
     {
         *("model_type", "problem_type", "position_embedding_type", "rope_type", "ep_size", "chunk_size_feed_forward"),
-        *(
-            "n_group",
-            "topk_group",
-            "num_key_value_groups",
-            "num_expert_group",
-            "num_labels",
-            "num_beams",
-            "num_beam_groups",
-        ),
+        *("n_group", "topk_group", "num_key_value_groups", "num_labels", "num_beams", "num_beam_groups"),
         *("num_return_sequences", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "max_window_layers"),
         *("attention_dropout", "attn_implementation", "attn_pdrop", "attention_probs_dropout_prob"),
-        *(
-            "mamba_ssm_dtype",
-            "mtp_transformer_layers",
-            "mlp_intermediate_size",
-            "use_routing_bias",
-            "shared_moe_mode",
-            "moe_renormalize",
-        ),
+        *("mamba_ssm_dtype", "mtp_transformer_layers", "mlp_intermediate_size", "use_routing_bias", "shared_moe_mode"),
+        *("num_expert_group", "moe_renormalize"),
         *("moe_router_dtype", "moe_aux_loss_coef", "moe_router_enable_expert_bias", "experts_implementation"),
         *("index_share_for_mtp_iteration", "attn_output_gate", "rope_local_base_freq", "compression_config"),
     }
@@ -253,9 +239,9 @@ def _kinds_of_layers(base: EveryKind, kind: ModelKind, cycle: int) -> list[str]:
     """Returns the kind of each layer's attention. One layer of `cycle` has full attention."""
     layers, window = base.num_hidden_layers, base.sliding_window if base.use_sliding_window else 0
     known = {*_FULL_KINDS, SLIDING, kind.other, *kind.layer_names, *kind.layer_names.values()}
-    listed = base.layer_types or [
-        LINEAR if i + 1 in base.kda_layers else FULL for i in range(layers) if base.kda_layers
-    ]
+    listed = base.layer_types
+    if not listed and base.kda_layers:
+        listed = [LINEAR if i + 1 in base.kda_layers else FULL for i in range(layers)]
     kinds = [kind.layer_names.get(each, each) for each in _each_layer("layer_types", listed, layers, known)]
     if not kinds and cycle:
         kinds = [FULL if (i + 1) % cycle == 0 else kind.other for i in range(layers)]

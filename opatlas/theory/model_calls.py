@@ -144,10 +144,12 @@ class _ModelStep(StepCalls):
 
     def rope(self, part: str, layers: int, **heads: int) -> Iterator[ModelCall]:
         """Yields a rotary embedding. Engines for GPUs have a kernel that reads a table of all positions."""
+        if not self.model.rotated:
+            return
         rotated = {"d": self.model.rotated, **heads}
         from_table = self.call(part, "_triton_rope", "rope_from_table", layers, p=self.model.positions, **rotated)
         rope = self.call(part, "ApplyRotaryPosEmb", "apply_rotary_pos_emb", layers, **rotated)
-        yield from [replace(rope, instead=from_table)] if self.model.rotated else ()
+        yield replace(rope, instead=from_table)
 
     def block_attention(self, own: BlockIndexer) -> Iterator[ModelCall]:
         """Yields the scores of blocks of keys for each query, and the attention to the best ones."""

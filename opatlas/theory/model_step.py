@@ -287,16 +287,8 @@ def _weight_bytes(model: ModelFacts, step: Step, bits: float, stage: float) -> i
             in_layers += found * linear.calls
     if (experts := model.experts) is not None:
         devices = step.ep if step.ep > 1 else step.tp * step.replicas
-        in_layers += (
-            (2 + model.gates)
-            * (experts.latent or model.hidden)
-            * experts.width
-            * experts.count
-            / devices
-            * experts.layers
-            * of_experts
-            / 8
-        )
+        of_expert = (2 + model.gates) * (experts.latent or model.hidden) * experts.width
+        in_layers += of_expert * experts.count / devices * experts.layers * of_experts / 8
     # The first stage has the embedding, the last one the head.
     embedding = 0 if model.tied else 2 * model.vocab * model.hidden // step.tp
     return round(in_layers * stage + (outside + embedding if step.pp == 1 else max(outside, embedding)))

@@ -241,11 +241,11 @@ def test_a_scale_is_float32_whatever_it_is_stored_in() -> None:
 
 def test_a_weight_is_stored_by_columns_and_a_conversion_is_told() -> None:
     weight, converted = torch.arange(12.0).view(3, 4), []
-    found = fp8.weight_by_columns(weight, converted)
+    found = fp8.by_columns(weight, converted, "weight to (N, K)")
     assert torch.equal(found, weight)
     assert found.stride() == (1, 3)
     assert converted == ["weight to (N, K)"]
-    assert fp8.weight_by_columns(found, converted) is found
+    assert fp8.by_columns(found, converted) is found
     assert len(converted) == 1
 
 

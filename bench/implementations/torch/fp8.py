@@ -40,7 +40,7 @@ def scaled_product(call: QuantizedProduct, converted: list[str]) -> Callable[[],
         taken = b.dtype is torch.float8_e4m3fn and (dtype is torch.bfloat16 or (real and _cublas_has_scales(a)))
     if not (taken and a.dim() == b.dim() == 2 and _fits(a, b, _ADA if one_scale else _HOPPER)):
         return None
-    a, weight, of_columns = _by_rows(a, converted), _by_columns(b, converted), real_scale(call.scale, converted)
+    a, weight, of_columns = _by_rows(a, converted), by_columns(b, converted), real_scale(call.scale, converted)
     if bias is not None:
         if bias.dtype is not dtype:
             converted.append("bias to the result's dtype")
@@ -77,7 +77,7 @@ def block_scaled_product(
     # Both are stored by columns; those of the weight have a multiple of four rows.
     of_rows = functional.pad(token.mT, (0, missing)).contiguous()
     of_blocks = functional.pad(scale.mT, (0, -blocks(k) % 4)).contiguous()
-    a, weight = _by_rows(a, converted), _by_columns(b, converted)
+    a, weight = _by_rows(a, converted), by_columns(b, converted)
     one, square = functional.ScalingType.BlockWise1x128, functional.ScalingType.BlockWise128x128
     return lambda: functional.scaled_mm(a, weight, of_rows.mT, one, of_blocks.mT, square, output_dtype=dtype)[:m]
 
@@ -101,7 +101,7 @@ def scaled_groups(call: GroupedProduct, converted: list[str]) -> Callable[[], Te
     if not (taken and hasattr(torch, "_scaled_grouped_mm") and _fits(rows, matrices, _HOPPER, below=_AFTER_BLACKWELL)):
         return None
     assert scale is not None
-    a, weight, of_columns = _by_rows(rows, converted), _by_columns(matrices, converted), real_scale(scale, converted)
+    a, weight, of_columns = _by_rows(rows, converted), by_columns(matrices, converted), real_scale(scale, converted)
     converted.append("ends of groups to int32")
     offs = call.group_list.to(torch.int32)
     if token is None:
@@ -133,14 +133,6 @@ def _by_rows(matrix: Tensor, converted: list[str]) -> Tensor:
     return matrix.contiguous()
 
 
-def _by_columns(matrices: Tensor, converted: list[str]) -> Tensor:
-    """Returns matrices (..., K, N) that are stored as (..., N, K): the tensor cores take no others in FP8."""
-    if matrices.mT.is_contiguous():
-        return matrices
-    converted.append("weight stored by columns")
-    return matrices.mT.contiguous().mT
-
-
 def real_scale(scale: Tensor, converted: list[str]) -> Tensor:
     """Returns a scale in float32, contiguous, and notes a conversion. A packed scale (INT64) is in its lower half."""
     if scale.dtype is torch.float32:
@@ -149,9 +141,12 @@ def real_scale(scale: Tensor, converted: list[str]) -> Tensor:
     return scale.float() if scale.is_floating_point() else scale.view(torch.float32)[..., ::2].contiguous()
 
 
-def weight_by_columns(weight: Tensor, converted: list[str]) -> Tensor:
-    """Returns a weight (K, N), or weights (E, K, N), stored as (N, K) each, and notes a conversion."""
+def by_columns(weight: Tensor, converted: list[str], told: str = "weight stored by columns") -> Tensor:
+    """Returns a weight (..., K, N) that is stored as (..., N, K), and notes a conversion as it is `told`.
+
+    The tensor cores take no others in FP8.
+    """
     if weight.mT.is_contiguous():
         return weight
-    converted.append("weight to (N, K)" if weight.dim() == 2 else "weight to (E, N, K)")
+    converted.append(told)
     return weight.mT.contiguous().mT

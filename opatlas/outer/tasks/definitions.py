@@ -121,12 +121,8 @@ def read_solution(path: Path) -> Solution | None:
     return _decoded(text, Solution, path) if b'"sources"' in text and b'"entry_point"' in text else None
 
 
-def unpack_solution(path: Path, solution: Solution, folder: Path) -> tuple[Path, str, Path, bool]:
-    """Writes the sources of a solution into a new folder.
-
-    Returns:
-        The source that is called, its function, the folder, and whether the function writes outputs that it gets after
-        the inputs.
+def unpack_solution(path: Path, solution: Solution, folder: Path) -> tuple[Path, str]:
+    """Writes the sources of a solution into a new folder, and returns the one that is called, and its function.
 
     Raises:
         OpAtlasError: it cannot be judged; the message names the field, its value and the remedy.
@@ -150,7 +146,7 @@ def unpack_solution(path: Path, solution: Solution, folder: Path) -> tuple[Path,
         except (OSError, ValueError) as error:
             problem = f"sources: path {source.path!r}: {error}: name a place in the folder of the solution"
             raise OpAtlasError(f"{path}: {problem}") from None
-    return folder / entry, function, folder, spec.destination_passing_style
+    return folder / entry, function
 
 
 def is_definition(path: Path) -> bool:

@@ -15,7 +15,7 @@ import inspect
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -77,7 +77,7 @@ class _MeasuredCall(NamedTuple):
     text: str
     tensors: Mapping[str, tuple[str, tuple[int, ...]]]
 
-    def sizes(self, names: Iterator[str] | Sequence[str] = ()) -> list[int]:
+    def sizes(self, names: Iterable[str] = ()) -> list[int]:
         """Returns the sizes of these tensors, or of all."""
         return [size for name in names or self.tensors for size in self.tensors[name][1]]
 
@@ -139,7 +139,7 @@ def _call(kernel_type: str, cells: Mapping[str, str]) -> _MeasuredCall:
         call = f"{function}({', '.join(arguments)})"
         text = f"{source}\n\n\n@torch.no_grad()\ndef run({', '.join(tensors)}):\n    return {call}\n"
         tensors |= {f"result_{number}": each for number, each in enumerate(flat_tensors(_run(text)(*tensors.values())))}
-    if not 0 < len(set(names.values())) < len(tensors):
+    if not 0 < len(names) < len(tensors):
         raise Unsupported("no tensor goes in, or none comes out")
     specs = {name: (str(each.dtype).removeprefix("torch."), tuple(each.shape)) for name, each in tensors.items()}
     for name, (dtype, _) in specs.items():
@@ -169,14 +169,14 @@ def _definitions(calls: Sequence[_MeasuredCall]) -> Iterator[list[_MeasuredCall]
 
     for own in grouped((form(call), call) for call in calls).values():
         columns = list(zip(*(call.sizes() for call in own), strict=True))
-        of_inputs = columns[: len(own[0].sizes(list(own[0].names.values())))]
+        of_inputs = columns[: len(own[0].sizes(own[0].names.values()))]
         free = [at for at, sizes in enumerate(columns) if sizes not in of_inputs and len(set(sizes)) > 1]
         yield from grouped((tuple(call.sizes()[at] for at in free), call) for call in own).values()
 
 
 def _expect_right(call: _MeasuredCall) -> None:
     """Runs a reference on random inputs. Raises its errors, WrongResult, and Unsupported for infinities and NaN."""
-    of_inputs = {name: call.tensors[name] for name in dict.fromkeys(call.names.values())}
+    of_inputs = {name: call.tensors[name] for name in call.names.values()}
     drawn = {name: random_input(shape, dtype) for name, (dtype, shape) in of_inputs.items()}
     results, slots = flat_tensors(_run(call.text)(*drawn.values())), call.passed.output_slots
     if not all(each.float().isfinite().all() for each in results):
@@ -197,7 +197,7 @@ def _write(output: Path, kernel_type: str, own: Sequence[_MeasuredCall]) -> str:
         }
         for name, (dtype, shape) in own[0].tensors.items()
     }
-    inputs = {name: specs.pop(name) for name in dict.fromkeys(own[0].names.values())}
+    inputs = {name: specs.pop(name) for name in own[0].names.values()}
     varying = {name: sizes for sizes, name in axes.items() if len(set(sizes)) > 1}
     const = {name: {"type": "const", "value": sizes[0]} for sizes, name in axes.items()}
     content = {

@@ -207,7 +207,9 @@ def _of_solution(path: Path, by_name: Mapping[str, Task]) -> KernelInFile | str 
         atexit.register(temporary.remove)
         # The name of the folder is part of the version.
         folder = temporary.path.resolve() / "sources"
-        return KernelInFile(task.kernel_type, solution.name, *unpack_solution(path, solution, folder))
+        entry, function = unpack_solution(path, solution, folder)
+        writes = solution.spec.destination_passing_style
+        return KernelInFile(task.kernel_type, solution.name, entry, function, folder, writes)
     except OpAtlasError as error:
         return str(error)
 
