@@ -33,8 +33,7 @@ from opatlas.ask.query.database import OpenDatabase
 from opatlas.ask.query.model_cost import MISSING, ModelCost, PartCost
 from opatlas.ask.query.step_time import StepConstants, step_time
 from opatlas.row.communication import BY_KERNEL_TYPE
-from opatlas.run.step_layer import kind_of_layer
-from opatlas.theory.model_step import Step
+from opatlas.theory.model_step import Step, kind_of_layer
 
 _LISTED = Path(__file__).with_name("measured_steps.csv")
 #: Microseconds of all_reduces of 1 KiB, 64 KiB and 1 MiB on two H200s: in a CUDA graph, and as rows have them.
