@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -19,7 +20,9 @@ import wrong_exchanges
 from replaying import cells_of, replay_of
 from sample_rows import BACK, LAYER, LAYER_BITS, LAYER_INT8, TOLD, WITH_WEIGHTS
 from sessions import UNUSED_PORT, wait_for
+from tiny_models import CONFIG, DENSE
 
+from opatlas.row.columns import STEP, STEP_LAUNCH, STEP_LAYERS
 from opatlas.row.errors import DeviceGone, GroupTimeout
 from opatlas.row.quality import Quality
 from opatlas.row.status import Status
@@ -248,6 +251,37 @@ def test_experts_are_shared_out_and_tokens_find_them(group: GroupProcess, kernel
     if "Dispatch" not in kernel_type or kernel_type == "DispatchFFNCombine":
         # Of a dispatch's results only the received tokens are checked, and not the room behind them.
         assert outcome.measurement.checked_elements == outcome.measurement.total_elements
+
+
+@pytest.mark.parametrize(
+    ("config", "settings", "layers", "reduced"),
+    [
+        (DENSE, "", "2", ("attention", "ffn")),
+        (CONFIG, ",ep=2", "1 dense + 1 moe", ("attention", "ffn", "experts")),
+        (CONFIG, ",phase=prefill", "1 moe", ("attention", "experts")),
+    ],
+)
+def test_a_step_has_its_all_reduces(group: GroupProcess, tmp_path: Path, config, settings, layers, reduced) -> None:
+    """The sum of each is checked by its formula; what reads it is right, too."""
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    step = f"{tmp_path},batch=2,context=16,tp=2,collectives=library{settings}"
+    cells = {STEP: step, STEP_LAYERS: layers, STEP_LAUNCH: "eager"}
+    outcome = group.run(Job("bench.test_listed", "", "test_parallel_step", "ParallelStep", cells, 60, TWO))
+    assert outcome.status is Status.MEASURED, outcome
+    assert outcome.measurement is not None
+    assert all(outcome.measurement.counters[f"{part}_all_reduce alone(us)"] > 0 for part in reduced)
+    assert not any("all_reduce reads no" in note for note in outcome.measurement.assumptions)
+
+
+def test_a_step_whose_tokens_travel_is_unsupported(group: GroupProcess, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    cells = {
+        STEP: f"{tmp_path},batch=2,context=16,ep=2,collectives=library",
+        STEP_LAYERS: "1 moe",
+        STEP_LAUNCH: "eager",
+    }
+    outcome = group.run(Job("bench.test_listed", "", "test_parallel_step", "ParallelStep", cells, 60, TWO))
+    assert outcome.status is Status.UNSUPPORTED
 
 
 @pytest.mark.parametrize(
