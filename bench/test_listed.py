@@ -6,14 +6,17 @@
 `--suite NAME` (docs/candidates.md): a case is a call of an operator of torch, a sample of torch's OpInfo or a line of a
 trace.
 
-`--step MODEL,batch=N,context=N` (docs/steps.md): a case is some layers of a model, built from the calls of a step.
+`--step MODEL,batch=N,context=N` (docs/steps.md): a case is some layers of a model, built from the calls of a step, on
+one device or, with the collectives of the library, on several.
 """
 
 from __future__ import annotations
 
-from opatlas.row.columns import SAMPLE, STEP, TASK_DIGEST
+from opatlas.row.columns import SAMPLE, TASK_DIGEST
+from opatlas.run.group import group_of_step
 from opatlas.run.registry import replays
 
+_STEP = "opatlas.run.step_replay:bind_step"
 _JUDGE = "opatlas.outer.judging.failures:run_candidate"
 
 
@@ -29,7 +32,13 @@ def test_operator(row, replay):
     replay()
 
 
-@replays(npu=None, column=STEP, binding="opatlas.run.step_replay:bind_step")
+@replays("Step", npu=None, binding=_STEP)
 def test_step(row, replay):
     """Measures the layers of a step: as a whole, each call in place, each call alone."""
+    replay()
+
+
+@replays("ParallelStep", npu=None, binding=_STEP, group=group_of_step)
+def test_parallel_step(row, replay):
+    """Measures the layers of a step on several devices, with their all_reduces."""
     replay()

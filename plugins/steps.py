@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from opatlas.data.database import Database
+from opatlas.grouping import grouped
 from opatlas.options import at_least, one_of
 from opatlas.row import columns as col
 from opatlas.row.location import default_path
@@ -19,8 +20,8 @@ from opatlas.run.registry import RowSource
 if TYPE_CHECKING:
     from opatlas.theory.model_step import Step
 
-#: The kernel type of steps, and the folder of their table in the database of the kernels.
-STEP_TYPE, FOLDER = "Step", "steps"
+#: The kernel types of steps of one device and of several, and the folder of their tables in that of the kernels.
+STEP_TYPE, PARALLEL_TYPE, FOLDER = "Step", "ParallelStep", "steps"
 #: The most layers that are built without `layers=`.
 _LAYERS = 4
 _LAUNCHES = ("graph", "eager")
@@ -59,8 +60,11 @@ def steps(option: argparse.Namespace, devices: Sequence[DeviceSpec]) -> RowSourc
         names, folders = _of_kernels(database.path.parent, kind.implementation)
         stack = find_implementations(option.implementation or names, kind.name)
         usable = [each for each in stack if not each.missing]
-        cells = [_cells(choice, kind, usable, folders) for choice in option.step]
-        return {STEP_TYPE: cells}, [f"{each.name}: {each.missing}" for each in stack if each.missing]
+        tables = grouped(
+            (PARALLEL_TYPE if choice.step.group_size > 1 else STEP_TYPE, _cells(choice, kind, usable, folders))
+            for choice in option.step
+        )
+        return tables, [f"{each.name}: {each.missing}" for each in stack if each.missing]
 
     return RowSource(
         argparse.Namespace(**{**vars(option), "implementation": ()}),

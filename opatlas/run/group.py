@@ -6,13 +6,14 @@ opatlas/run/group_pool.py chooses the group of a row, opatlas/run/process starts
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from opatlas.options import Scope, at_least, between, declare
+from opatlas.row.columns import STEP
 from opatlas.row.communication import row_kind
 from opatlas.row.errors import ReplayError
 
@@ -192,6 +193,14 @@ def group_on_nodes(options: Any, ranks: int, **more: Any) -> GroupSpec:
     )
 
 
+def group_of_step(cells: Mapping[str, str], options: Any) -> GroupSpec:
+    """Returns the group of a step of several devices."""
+    # The models take 50 ms to import, which other sessions do without.
+    from opatlas.theory.model_step import Step
+
+    return group_on_nodes(options, Step.read(cells[STEP]).group_size)
+
+
 def node_options_problem(options: Any) -> str:
     """Returns why the node options contradict each other, and the remedy; "" if the options are consistent."""
     if options.node_rank >= options.nnodes:
@@ -311,7 +320,7 @@ class SynchronizedInstrument:
 
     def __init__(self, instrument: Instrument, group: Group) -> None:
         self.name = instrument.name
-        self._instrument = instrument
+        self.wrapped = instrument
         self._group = group
 
     def sample(self, call: Callable[[], object], before_each: Callable[[], None] | None, rule: Rule) -> Samples:
@@ -325,7 +334,7 @@ class SynchronizedInstrument:
 
         self._group.report_step("between calls")
         # Without `before_each` each rank would choose its own number of calls for a sample.
-        return self._instrument.sample(call, synchronize, SharedRule(rule, self._group))
+        return self.wrapped.sample(call, synchronize, SharedRule(rule, self._group))
 
 
 class SharedRule:

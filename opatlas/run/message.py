@@ -14,17 +14,20 @@ from contextlib import AbstractContextManager, nullcontext
 from time import monotonic
 
 import torch
+from torch import distributed
 
 from opatlas.row.columns import DTYPE, MESSAGE_BYTES, NUM_DEVICES
-from opatlas.row.communication import BY_KERNEL_TYPE
-from opatlas.row.errors import InvalidRow, WrongResult
+from opatlas.row.communication import ALL_REDUCE, BY_KERNEL_TYPE
+from opatlas.row.errors import InvalidRow, Unsupported, WrongResult
 from opatlas.row.slots import known_dtype
 from opatlas.run.devices.device import Device
 from opatlas.run.devices.system import available_cores
+from opatlas.run.formula import pointwise
 from opatlas.run.group import Group, ranks_of_node
 from opatlas.run.instruments.instrument import Instrument, MeasureSettings
 from opatlas.run.job import Job
 from opatlas.run.registry import ReplaySpec, RowReplay
+from opatlas.run.replay import RecordedCall
 from opatlas.run.result_check import Checked
 from opatlas.run.sampling import Sampling
 from opatlas.text import parse_whole
@@ -198,6 +201,34 @@ def _compared(count: int) -> Iterator[tuple[int, int]]:
 #: The first calls set up connections.
 _WARM_UP_CALLS = 5
 _WARM_UP_S = 1.0
+
+
+def step_message(kernel_type: str, cells: Mapping[str, str], device: torch.device) -> RecordedCall:
+    """Returns the collective of a step as a call of a kernel, which changes its only argument, of one dimension.
+
+    Raises:
+        Unsupported: it is another one than an all_reduce.
+    """
+    if kernel_type != ALL_REDUCE.kernel_type:
+        raise Unsupported(f"{kernel_type} in a step: all_reduces alone are built: give tp, and ep 1 or as many as tp")
+    dtype = known_dtype(cells[DTYPE])
+    assert dtype is not None
+    recorded = RecordedCall()
+    elements = int(cells[MESSAGE_BYTES]) // dtype.bytes
+    message = torch.zeros(elements, dtype=getattr(torch, dtype.torch_name), device=device)
+    recorded(_all_reduce, message, expected=_sum_of_ranks, mutates=[0])
+    return recorded
+
+
+def _all_reduce(message: torch.Tensor) -> None:
+    distributed.all_reduce(message)
+
+
+@pointwise
+def _sum_of_ranks(message: torch.Tensor) -> torch.Tensor:
+    total = message.clone()
+    distributed.all_reduce(total)
+    return total
 
 
 class TimedCollective(RowReplay):

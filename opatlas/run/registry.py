@@ -24,7 +24,6 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from opatlas.options import Scope
-from opatlas.row.communication import is_communication
 from opatlas.row.versions import Component, Versions
 from opatlas.run.devices.npu_operators import OR
 from opatlas.run.group import GroupSpec
@@ -213,7 +212,7 @@ def functions_of_modules(package: str, search_path: Iterable[str], *fallbacks: s
 def replays_of_bench() -> dict[str, Callable[..., Any]]:
     """Returns the functions of `bench/test_*.py` by the kernel types that they replay. Does not import torch.
 
-    Collectives are excluded: their rows are messages in separate databases. A file that cannot be imported is named and
+    Those with a binding are excluded: their rows are no calls of kernels. A file that cannot be imported is named and
     left out.
     """
     found: dict[str, Callable[..., Any]] = {}
@@ -230,7 +229,7 @@ def replays_of_bench() -> dict[str, Callable[..., Any]]:
                 continue
             for function in vars(module).values():
                 spec = replay_spec(function)
-                if spec is not None and not any(map(is_communication, spec.kernel_types)):
+                if spec is not None and not spec.binding:
                     found |= dict.fromkeys(spec.kernel_types, function)
     return found
 

@@ -7,7 +7,7 @@ earlier call wrote (`_LINKS`); its weights and caches are its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,6 +22,7 @@ from opatlas.run.implementation import KernelSource, load_kernel
 from opatlas.run.implementation_catalog import find_implementations
 from opatlas.run.inputs.replay_row import ReplayRow
 from opatlas.run.kernel_call import KernelCall, OperatorMode, flat_tensors, is_free
+from opatlas.run.message import step_message
 from opatlas.run.registry import replay_spec, replays_of_bench
 from opatlas.run.replay import RecordedCall, recorded_call
 from opatlas.run.result_check import Checked, check
@@ -30,6 +31,7 @@ from opatlas.theory.model_step import ModelCall
 #: What the first arguments of a part's call read, and what its results are: names of values of a layer; "" for none.
 _LINKS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     **dict.fromkeys(("attention_norm", "ffn_norm"), (("out", "residual"), ("x", "", "residual"))),
+    **dict.fromkeys(("attention_all_reduce", "ffn_all_reduce", "experts_all_reduce"), (("out",), ("out",))),
     "qkv": (("x",), ("qkv",)),
     "q_kv_a": (("x",), ("latents",)),
     "query_norm": (("query",), ("query",)),
@@ -68,9 +70,6 @@ _OF_TYPES = {
 }
 #: Values that are columns of another one: its name, and the end that they stand at.
 _COLUMNS = {"query": ("qkv", "latents"), "key": ("qkv",), "value": ("qkv",), "latent": ("latents",)}
-#: Parts of the layers of a kind; all others are in each layer.
-_DENSE = ("gate_up", "gate_up_quant", "act", "down", "down_quant")
-_OF_EXPERTS = ("router", "gating", "permute", "experts_", "unpermute", "shared_")
 #: Values that last from layer to layer.
 _LASTING = ("out", "residual")
 #: Kernel types whose weight is the second argument.
@@ -80,26 +79,6 @@ _REAL = (torch.float32, torch.bfloat16, torch.float16)
 _COMPARED = 4096
 #: Operators that allocate a result that something else writes.
 _ALLOCATIONS = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
-
-
-def kind_of_layer(part: str) -> str:
-    """Returns the kind of the layers with a part: "dense", "moe", or "" for a part of each layer."""
-    return "dense" if part in _DENSE else "moe" if part.startswith(_OF_EXPERTS) else ""
-
-
-def calls_of_layers(calls: Sequence[ModelCall], layers: str) -> Iterator[list[ModelCall]]:
-    """Yields the calls of each layer of a cell of Step Layers, such as `4` or `1 dense + 3 moe`.
-
-    Collectives are left out. The norm before a layer is that of all layers but the first one.
-    """
-    for text in layers.split("+"):
-        count, _, kind = text.strip().partition(" ")
-        chosen = [call for call in calls if call.layers and call.kernel_type not in BY_KERNEL_TYPE]
-        if any((call.part, call.kernel_type) == ("attention_norm", "AddRmsNorm") for call in chosen):
-            chosen = [call for call in chosen if (call.part, call.kernel_type) != ("attention_norm", "RmsNorm")]
-        of_kind = [call for call in chosen if kind_of_layer(call.part) in ("", kind or kind_of_layer(call.part))]
-        for _ in range(int(count)):
-            yield [call for each in of_kind for call in [each] * each.calls]
 
 
 class _Values(dict[str, torch.Tensor]):
@@ -287,16 +266,12 @@ class BuiltLayers:
 
     def _build(self, call: ModelCall) -> None:
         """Makes a call for the first time, checks it, and adds it; the first of a part is measured alone."""
-        function = replays_of_bench().get(call.kernel_type)
-        spec = replay_spec(function)
-        if function is None or spec is None:
-            raise Unsupported(f"{call.part}: {call.kernel_type} has no replay")
         row = ReplayRow(call.kernel_type, call.cells, self._device.torch_device)
-        recorded = recorded_call(function, row)
+        recorded, npu = self._recorded(call, row)
         writes = self._link(call, recorded)
         if call.kernel_type.startswith(_PRODUCTS):
             _bound_results(recorded)
-        own, placed = self._first_call(call.part, self._stack.get(call.kernel_type), spec.npu, recorded)
+        own, placed = self._first_call(call.part, self._stack.get(call.kernel_type), npu, recorded)
         computed = own.kept_results()[: recorded.outputs]
         arguments, keywords = own.originals()
         try:
@@ -328,6 +303,16 @@ class BuiltLayers:
         for name, result in zip(writes, own.results(), strict=False):
             if name and result is not None:
                 self._values[name] = result
+
+    def _recorded(self, call: ModelCall, row: ReplayRow) -> tuple[RecordedCall, str | None]:
+        """Returns the call as its replay makes it, and the name of the call that an NPU makes. Raises Unsupported."""
+        if call.kernel_type in BY_KERNEL_TYPE:
+            return step_message(call.kernel_type, call.cells, self._device.torch_device), None
+        function = replays_of_bench().get(call.kernel_type)
+        spec = replay_spec(function)
+        if function is None or spec is None:
+            raise Unsupported(f"{call.part}: {call.kernel_type} has no replay")
+        return recorded_call(function, row), spec.npu
 
     def _renew(self, changed: Sequence[Any]) -> None:
         """Lets tensors that a call changes, and whose maker writes elsewhere at each launch, be copied behind it."""

@@ -28,9 +28,9 @@ from opatlas.run.instruments.kernel_records import MARK, KernelRecords, readable
 from opatlas.run.job import Job, RowOutcome
 from opatlas.run.kernel_call import KernelCall
 from opatlas.run.registry import ReplaySpec, RowReplay
-from opatlas.run.step_layer import BuiltLayers, calls_of_layers, read_stack
+from opatlas.run.step_layer import BuiltLayers, read_stack
 from opatlas.theory.model_calls import step_calls
-from opatlas.theory.model_step import Step
+from opatlas.theory.model_step import Step, calls_of_layers
 from opatlas.theory.sources import resolve_model
 
 #: The replayed steps: stretches and their time together, those after a pause, those that are recorded, those alone.
@@ -78,15 +78,17 @@ def bind_step(
     job: Job, spec: ReplaySpec, device: Device, instrument: Instrument, settings: MeasureSettings, group: Group
 ) -> tuple[None, StepReplay]:
     """Makes the `replay` of a step."""
-    return None, StepReplay(job, device, instrument, settings)
+    return None, StepReplay(job, device, instrument, settings, group)
 
 
 class StepReplay(RowReplay):
     """Builds and measures a step when it is called, and leaves the result in `outcome`."""
 
-    def __init__(self, job: Job, device: Device, instrument: Instrument, settings: MeasureSettings) -> None:
+    def __init__(
+        self, job: Job, device: Device, instrument: Instrument, settings: MeasureSettings, group: Group
+    ) -> None:
         super().__init__(device)
-        self._cells, self._instrument, self._settings = job.cells, instrument, settings
+        self._cells, self._instrument, self._settings, self._group = job.cells, instrument, settings, group
         self._module: Any = torch.get_device_module(device.torch_device)
         self._has_graph = job.cells.get(STEP_LAUNCH) == "graph"
         self._step = Step.read(job.cells[STEP])
@@ -104,7 +106,7 @@ class StepReplay(RowReplay):
         self._device.release_memory()
         # The weights of all experts are there.
         calls = step_calls(resolve_model(self._step.model), msgspec.structs.replace(self._step, routing="equal"))
-        for layer in calls_of_layers(calls, self._cells[STEP_LAYERS]):
+        for layer in calls_of_layers(calls, self._cells[STEP_LAYERS], with_collectives=self._group.size > 1):
             self._layers.add(layer)
         for each in self._layers.calls:
             each.reference = each.sample()
@@ -236,7 +238,9 @@ class StepReplay(RowReplay):
         (burst,) = stretches(1, _BURST)
         readings.clear()
         count = self._settings.repeat_count or _STRETCHES
-        samples = stretches(count, max(1, int(_SUSTAINED_S * 1e6 / (burst + copies) / _STRETCHES)))
+        # All ranks make equally many.
+        longest = max(us for (us,) in self._group.gather([burst + copies]))
+        samples = stretches(count, max(1, int(_SUSTAINED_S * 1e6 / longest / _STRETCHES)))
         # Clocks settle in the first half.
         counters = {name: fmean(values[len(values) // 2 :]) for name, values in readings.items()}
         parts = list(filter(None, self._parts))

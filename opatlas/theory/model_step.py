@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -12,6 +12,7 @@ import msgspec
 from opatlas.errors import UsageError
 from opatlas.formats import size
 from opatlas.row.attention import Sequences, read_sequences
+from opatlas.row.communication import BY_KERNEL_TYPE
 from opatlas.row.signature import signature
 from opatlas.row.slots import FP8, known_dtype
 from opatlas.theory.models import ACTIVATIONS, ModelFacts
@@ -22,6 +23,9 @@ Phase = Literal["prefill", "decode"]
 QUANTIZED = ("INT8", "FLOAT8_E4M3FN")
 #: Batches that engines capture in CUDA graphs by default: vLLM 0.11 (vllm/config/compilation.py).
 _CAPTURED = {"vllm": (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))}
+#: Parts of the layers of a kind; all others are in each layer.
+_DENSE = ("gate_up", "gate_up_quant", "act", "down", "down_quant", "ffn_all_reduce")
+_OF_EXPERTS = ("router", "gating", "permute", "experts_", "unpermute", "shared_")
 _Count = Annotated[int, msgspec.Meta(ge=1)]
 _CountOrNone = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -56,6 +60,8 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             `vllm`; "" for no padding.
         launch: by a graph, where one is captured for so many tokens, or kernel by kernel: eager.
         routing: how tokens choose experts: at random, so that few tokens leave some without rows, or equally often.
+        collectives: of the engine, which has an all_reduce of its own for the devices of a host, or of the library that
+            the rows of collectives are of: NCCL, HCCL.
     """
 
     model: str
@@ -72,6 +78,7 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     captured: str = ""
     launch: Literal["graph", "eager"] = "graph"
     routing: Literal["random", "equal"] = "random"
+    collectives: Literal["engine", "library"] = "engine"
 
     @classmethod
     def read(cls, text: str) -> Step:
@@ -93,6 +100,11 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def replicas(self) -> int:
         """The replicas of the attention."""
         return self.dp or max(self.ep // self.tp, 1)
+
+    @property
+    def group_size(self) -> int:
+        """The devices that a measured step runs on: one, unless it has the collectives of the library."""
+        return self.tp * self.replicas if self.collectives == "library" else 1
 
     def groups(self) -> list[Sequences]:
         """Returns the sequences of a step, those together that are alike.
@@ -166,6 +178,30 @@ class ModelCall:
     def signature(self) -> str:
         """Returns the signature of the call's row."""
         return signature(self.kernel_type, self.cells)
+
+
+def kind_of_layer(part: str) -> str:
+    """Returns the kind of the layers with a part: "dense", "moe", or "" for a part of each layer."""
+    return "dense" if part in _DENSE else "moe" if part.startswith(_OF_EXPERTS) else ""
+
+
+def calls_of_layers(
+    calls: Sequence[ModelCall], layers: str, *, with_collectives: bool = False
+) -> Iterator[list[ModelCall]]:
+    """Yields the calls of each layer of a cell of Step Layers, such as `4` or `1 dense + 3 moe`.
+
+    The norm before a layer is that of all layers but the first one.
+    """
+    for text in layers.split("+"):
+        count, _, kind = text.strip().partition(" ")
+        chosen = [call for call in calls if call.layers]
+        if not with_collectives:
+            chosen = [call for call in chosen if call.kernel_type not in BY_KERNEL_TYPE]
+        if any((call.part, call.kernel_type) == ("attention_norm", "AddRmsNorm") for call in chosen):
+            chosen = [call for call in chosen if (call.part, call.kernel_type) != ("attention_norm", "RmsNorm")]
+        of_kind = [call for call in chosen if kind_of_layer(call.part) in ("", kind or kind_of_layer(call.part))]
+        for _ in range(int(count)):
+            yield [call for each in of_kind for call in [each] * each.calls]
 
 
 def step_dtype(model: ModelFacts, asked: str = "") -> str:

@@ -33,8 +33,7 @@ from opatlas.ask.query.database import OpenDatabase
 from opatlas.ask.query.model_cost import MISSING, ModelCost, PartCost
 from opatlas.ask.query.step_time import StepConstants, step_time
 from opatlas.row.communication import BY_KERNEL_TYPE
-from opatlas.run.step_layer import kind_of_layer
-from opatlas.theory.model_step import Step
+from opatlas.theory.model_step import Step, kind_of_layer
 
 _LISTED = Path(__file__).with_name("measured_steps.csv")
 #: Microseconds of all_reduces of 1 KiB, 64 KiB and 1 MiB on two H200s: in a CUDA graph, and as rows have them.
@@ -89,8 +88,8 @@ class Measured:
     @property
     def placed(self) -> list[PartCost]:
         """The calls whose places are fitted: grouped products are less certain than theirs."""
-        parts = self.cost.parts
-        return [part for part in parts if "Grouped" not in part.kernel_type] if self.in_place else list(parts)
+        own = [part for part in self.cost.parts if part.kernel_type not in BY_KERNEL_TYPE]
+        return [part for part in own if "Grouped" not in part.kernel_type] if self.in_place else own
 
     @property
     def later_us(self) -> float:
@@ -118,14 +117,15 @@ class Measured:
 
 
 def of_layers(cost: ModelCost, layers: str) -> ModelCost:
-    """Returns the cost of the layers of a cell of Step Layers alone, without collectives and calls without rows."""
+    """Returns the cost of the layers of a cell of Step Layers alone; of one device without collectives."""
     parts = []
     for text in layers.split("+"):
         count, _, kind = text.strip().partition(" ")
         for part in cost.parts:
             of_kind = kind_of_layer(part.part) in ("", kind or kind_of_layer(part.part))
             is_first_norm = part.part == "attention_norm" and part.kernel_type == "RmsNorm"
-            if part.layers and of_kind and not is_first_norm and part.kernel_type not in BY_KERNEL_TYPE:
+            is_left_out = part.kernel_type in BY_KERNEL_TYPE and cost.step.group_size == 1
+            if part.layers and of_kind and not is_first_norm and not is_left_out:
                 parts.append(replace(part, calls=part.calls // part.layers * int(count)))
     return replace(cost, parts=parts)
 
@@ -151,11 +151,8 @@ def listed(db: OpenDatabase) -> Iterator[Measured]:
 
 def stored(db: OpenDatabase) -> Iterator[Measured]:
     """Yields the steps of the database's `steps/`."""
-    path = db.path / "steps" / "Step.csv"
-    if not path.is_file():
-        return
-    with path.open(newline="") as file:
-        for row in csv.DictReader(file):
+    for path in sorted((db.path / "steps").glob("*.csv")):
+        for row in csv.DictReader(path.read_text().splitlines()):
             if row["Status"] != "measured":
                 continue
             step = Step.read(row["Step"])
@@ -189,7 +186,8 @@ def cost_of_stack(db: OpenDatabase, step: str, row: Mapping[str, str]) -> ModelC
     for place, part in enumerate(by_name["torch"].parts):
         name = "torch" if part.part in refused else ran.get(part.kernel_type, "torch")
         own = by_name[name].parts[place]
-        parts.append(own if own.implementation.startswith(name) else replace(own, us_per_call=None, how=MISSING))
+        is_own = part.kernel_type in BY_KERNEL_TYPE or own.implementation.startswith(name)
+        parts.append(own if is_own else replace(own, us_per_call=None, how=MISSING))
     return replace(by_name["torch"], parts=parts)
 
 

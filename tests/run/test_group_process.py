@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -19,7 +20,9 @@ import wrong_exchanges
 from replaying import cells_of, replay_of
 from sample_rows import BACK, LAYER, LAYER_BITS, LAYER_INT8, TOLD, WITH_WEIGHTS
 from sessions import UNUSED_PORT, wait_for
+from tiny_models import CONFIG, DENSE
 
+from opatlas.row.columns import STEP, STEP_LAUNCH, STEP_LAYERS
 from opatlas.row.errors import DeviceGone, GroupTimeout
 from opatlas.row.quality import Quality
 from opatlas.row.status import Status
@@ -218,6 +221,18 @@ EXPERTS_OF_TWO = [
     ("MoeDistributeCombine", f"14,64;7,2;14;2;7,2 | DT_BF16;{BACK} -> 7,64 | DT_BF16"),
     ("MoeDistributeCombineV2", f"28,64;7,2;3584;6;7,2;1;7 | FLOAT16;{BACK};INT32;BOOL -> 7,64 | FLOAT16"),
 ]
+#: Of each kernel type one whose tokens choose experts at random, or by a power law.
+DRAWN = [
+    (kernel_type, f"{row} @ Expert Load = {load}")
+    for load, (kernel_type, row) in (
+        ("random", EXPERTS_OF_TWO[0]),
+        ("power law 1.2", EXPERTS_OF_TWO[2]),
+        ("power law 1.2", EXPERTS_OF_TWO[4]),
+        ("random", EXPERTS_OF_TWO[8]),
+        ("random", EXPERTS_OF_TWO[9]),
+        ("power law 1.2", EXPERTS_OF_TWO[11]),
+    )
+]
 
 
 def job_of_two(kernel_type: str, row: str) -> Job:
@@ -226,18 +241,53 @@ def job_of_two(kernel_type: str, row: str) -> Job:
     return replace(job(0), module=module, function=function, kernel_type=kernel_type, cells=cells)
 
 
-@pytest.mark.parametrize(("kernel_type", "row"), EXPERTS_OF_TWO)
+@pytest.mark.parametrize(("kernel_type", "row"), [*EXPERTS_OF_TWO, *DRAWN])
 def test_experts_are_shared_out_and_tokens_find_them(group: GroupProcess, kernel_type: str, row: str) -> None:
     """Checked on each rank against the experts of both, whose numbers run to 6, by the float64 reference."""
     outcome = group.run(job_of_two(kernel_type, row))
     assert outcome.status is Status.MEASURED, outcome
     assert outcome.measurement is not None
+    assert ("equally often" in str(outcome.measurement.assumptions)) == ("Load" not in row)
     if "Dispatch" not in kernel_type or kernel_type == "DispatchFFNCombine":
         # Of a dispatch's results only the received tokens are checked, and not the room behind them.
         assert outcome.measurement.checked_elements == outcome.measurement.total_elements
 
 
-@pytest.mark.parametrize(("function", "row"), [("dispatch", EXPERTS_OF_TWO[4]), ("combine", EXPERTS_OF_TWO[9])])
+@pytest.mark.parametrize(
+    ("config", "settings", "layers", "reduced"),
+    [
+        (DENSE, "", "2", ("attention", "ffn")),
+        (CONFIG, ",ep=2", "1 dense + 1 moe", ("attention", "ffn", "experts")),
+        (CONFIG, ",phase=prefill", "1 moe", ("attention", "experts")),
+    ],
+)
+def test_a_step_has_its_all_reduces(group: GroupProcess, tmp_path: Path, config, settings, layers, reduced) -> None:
+    """The sum of each is checked by its formula; what reads it is right, too."""
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    step = f"{tmp_path},batch=2,context=16,tp=2,collectives=library{settings}"
+    cells = {STEP: step, STEP_LAYERS: layers, STEP_LAUNCH: "eager"}
+    outcome = group.run(Job("bench.test_listed", "", "test_parallel_step", "ParallelStep", cells, 60, TWO))
+    assert outcome.status is Status.MEASURED, outcome
+    assert outcome.measurement is not None
+    assert all(outcome.measurement.counters[f"{part}_all_reduce alone(us)"] > 0 for part in reduced)
+    assert not any("all_reduce reads no" in note for note in outcome.measurement.assumptions)
+
+
+def test_a_step_whose_tokens_travel_is_unsupported(group: GroupProcess, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    cells = {
+        STEP: f"{tmp_path},batch=2,context=16,ep=2,collectives=library",
+        STEP_LAYERS: "1 moe",
+        STEP_LAUNCH: "eager",
+    }
+    outcome = group.run(Job("bench.test_listed", "", "test_parallel_step", "ParallelStep", cells, 60, TWO))
+    assert outcome.status is Status.UNSUPPORTED
+
+
+@pytest.mark.parametrize(
+    ("function", "row"),
+    [("dispatch", EXPERTS_OF_TWO[4]), ("combine", EXPERTS_OF_TWO[9]), ("dispatch", DRAWN[2]), ("combine", DRAWN[4])],
+)
 def test_an_exchange_with_the_wrong_rank_is_caught(group: GroupProcess, function: str, row: tuple[str, str]) -> None:
     outcome = group.run(
         replace(job_of_two(*row), module="wrong_exchanges", module_path=wrong_exchanges.__file__, function=function)

@@ -10,11 +10,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 from sessions import ROOT, Sessions
+from tiny_models import CONFIG, DENSE
 
 from opatlas.row.columns import STEP, STEP_LAUNCH, STEP_LAYERS
 from opatlas.row.errors import WrongResult
 from opatlas.run import step_layer, step_replay
 from opatlas.run.devices.device import DeviceSpec, open_device
+from opatlas.run.group import ALONE
 from opatlas.run.implementation import KernelSource
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.instruments.kernel_records import MARK, KernelRecord, KernelRecords
@@ -23,42 +25,6 @@ from opatlas.run.kernel_call import OperatorMode, is_free
 from opatlas.theory.model_step import Step
 
 SETTINGS = MeasureSettings(repeat_count=1, cache="warm", threads=1)
-CONFIG = {
-    "architectures": ["DeepseekV3ForCausalLM"],
-    "model_type": "deepseek_v3",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "moe_intermediate_size": 32,
-    "n_routed_experts": 8,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 2,
-    "n_group": 1,
-    "topk_group": 1,
-    "first_k_dense_replace": 1,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "q_lora_rank": 64,
-    "kv_lora_rank": 512,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-    "vocab_size": 256,
-    "torch_dtype": "bfloat16",
-    "scoring_func": "sigmoid",
-}
-DENSE = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "vocab_size": 256,
-    "torch_dtype": "bfloat16",
-}
 GAP_US = 0.5
 IN_PLACE = """
 from opatlas import Prepared
@@ -135,7 +101,7 @@ def replay_of(tmp_path, monkeypatch):
         (tmp_path / "config.json").write_text(json.dumps(config))
         cells = {STEP: f"{tmp_path}{settings}", STEP_LAYERS: layers, STEP_LAUNCH: launch}
         job = Job("bench.test_listed", "", "test_step", "Step", cells, 60)
-        return step_replay.StepReplay(job, device, instrument or device.instrument(), SETTINGS)
+        return step_replay.StepReplay(job, device, instrument or device.instrument(), SETTINGS, ALONE)
 
     return make
 
@@ -298,3 +264,16 @@ def test_a_step_is_a_row_of_steps_beside_the_kernels(sessions: Sessions):
     assert (row[STEP], row[STEP_LAYERS], row[STEP_LAUNCH]) == ("tiny,batch=2,context=16", "1", "eager")
     assert (row["Cache State"], row["Input Shapes"]) == ("warm", "2,64")
     assert float(row["MicroBench alone(us)"]) > float(row["MicroBench attention alone(us)"]) > 0
+
+
+def test_a_step_of_two_devices_is_a_row_of_parallel_steps(sessions: Sessions):
+    (sessions.folder / "tiny").mkdir()
+    (sessions.folder / "tiny" / "config.json").write_text(json.dumps(DENSE))
+    step = "tiny,batch=2,context=16,tp=2,collectives=library"
+    done = sessions.run(
+        str(ROOT / "bench" / "test_listed.py"), f"--step={step},layers=1", measure=("--repeat-count=2",)
+    )
+    assert done.code == 0, done.output
+    (row,) = sessions.read("steps/ParallelStep")
+    assert (row[STEP], row[STEP_LAYERS], row["MicroBench Samples"]) == (step, "1", "2")
+    assert float(row["MicroBench Rank Spread(us)"]) >= 0
