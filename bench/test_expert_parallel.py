@@ -16,6 +16,7 @@ from .implementations import torch as impl
 
 #: Larger than any row, so that no token is left out. Only the workspace grows with this size.
 _MAX_OUTPUT_SIZE = 65536
+_EQUAL_LOAD = "all experts chosen equally often"
 #: On A2 these variables choose whether nodes add up first; then weights are dispatched, too.
 _ALGORITHM = "HCCL_INTRA_PCIE_ENABLE and HCCL_INTRA_ROCE_ENABLE as they are here"
 #: Slots of the second versions that are not replayed: failed ranks, results of shared experts, constant experts.
@@ -36,7 +37,7 @@ def test_dispatch_ffn_combine(row, replay, group, npu, custom_opp):
     a mask (M); weights and scales may have a slot for each expert.
 
     Outputs: (M, H), and perhaps the number of tokens of each expert, (E) or (1, E). All ranks have these sizes. Each
-    rank has E experts; tokens go to the experts of all ranks equally often.
+    rank has E experts.
     """
     slots = expert_rows.layer_slots(len(row.input_slots))
     if not slots.fits:
@@ -53,6 +54,8 @@ def test_dispatch_ffn_combine(row, replay, group, npu, custom_opp):
         raise Unsupported(f"{row.kernel_type} of this row runs on {row.cells[EP_SIZE]} devices at once")
     if npu:
         expert_rows.expect_hccl_buffer(expert_rows.needed_bytes(row.cells))
+    if not row.expert_load:
+        row.assume(_EQUAL_LOAD)
     if slots.has_mask:
         row.expect_shape(slots.probabilities + 1, x[:1], meaning="a mask")
         row.assume("all tokens are active")
@@ -73,7 +76,7 @@ def test_dispatch_ffn_combine(row, replay, group, npu, custom_opp):
         return [by_expert(one) for one in (own if rank == group.rank else matrices_of(row.for_rank(rank)))]
 
     def ids_of(rank):
-        return row.for_rank(rank).expert_ids(slots.experts, experts * group.size, first=rank * math.prod(chosen))
+        return row.expert_ids(slots.experts, experts * group.size, rank)
 
     def weight_of(which):
         return lambda expert: weights_of(expert // experts)[which][expert % experts]
@@ -96,7 +99,8 @@ def test_dispatch_ffn_combine(row, replay, group, npu, custom_opp):
         bias2=[],
         probs=drawn.tensor(slots.probabilities, 0.1, 1.0),
         group=group.name,
-        max_output_size=_MAX_OUTPUT_SIZE,
+        # By an Expert Load all choices may be those of one rank.
+        max_output_size=max(_MAX_OUTPUT_SIZE, group.size * math.prod(chosen) if row.expert_load else 0),
         out=row.destination(),
         expert_token_nums=row.destination(1) if counted else row.filled((experts,), "INT32", 0),
         x_active_mask=row.filled(x[:1], "BOOL", True) if slots.has_mask else None,
@@ -157,7 +161,7 @@ def test_moe_distribute_combine_v2(row, replay, group):
 
 
 def _dispatch(row, replay, group, kernel):
-    """Replays a dispatch of tokens to the experts of all ranks, equally often."""
+    """Replays a dispatch of tokens to the experts of all ranks."""
     _expect_inputs(row, range(2, 6))
     found = expert_rows.dispatched(row)
     _expect_group(row, group, found)
@@ -243,14 +247,13 @@ def _expect_group(row, group, found):
         raise Unsupported(f"{row.kernel_type} of this row runs on {found.ranks} devices at once")
     if row.device.type == "npu":
         expert_rows.expect_hccl_buffer(found.needed_bytes)
-    row.assume("as many tokens and experts on each rank, all experts chosen equally often, none shared")
+    load = "" if row.expert_load else f"{_EQUAL_LOAD}, "
+    row.assume(f"as many tokens and experts on each rank, {load}none shared")
 
 
 def _tokens_and_experts(row, found, rank, ids_slot=1, x_shape=None):
     """Returns the tokens of a rank and their experts."""
-    drawn = row.for_rank(rank)
-    ids = drawn.expert_ids(ids_slot, found.all_experts, first=rank * found.tokens * found.top_k)
-    return drawn.tensor(0, shape=x_shape), ids
+    return row.for_rank(rank).tensor(0, shape=x_shape), row.expert_ids(ids_slot, found.all_experts, rank)
 
 
 def _group_arguments(group, found, tp):

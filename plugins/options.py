@@ -273,8 +273,8 @@ THEORY_ROWS = (
         type=_loads,
         metavar="LOAD[,LOAD...]",
         default=("",),
-        help="the rows of each expert in grouped products: random, or a power law such as 'power law 1.2', in turn "
-        "(default: equally many)",
+        help="the rows of each expert in grouped products and expert parallelism: random, or a power law such as "
+        "'power law 1.2', in turn (default: equally many)",
     ),
     _theory(
         "--rows",

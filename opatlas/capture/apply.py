@@ -254,7 +254,7 @@ def _columns_of_new_table(kernel_type: str, *, is_gpu: bool) -> list[str]:
     if kernel_type in col.ATTENTION_TYPES:
         columns += col.RUNTIME
     if kernel_type in col.EXPERT_PARALLEL:
-        columns.append(col.EP_SIZE)
+        columns += col.EXPERTS
     return col.ordered_columns(columns)
 
 

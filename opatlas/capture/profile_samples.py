@@ -155,8 +155,11 @@ class ProfileMatcher:
         table = self._tables.get(kernel_type, _NO_ROWS)
         own = self.profile.cases.get(kernel_type, _NONE)
         tensors = signature(kernel_type, {column: cells.get(column, "") for column in BASE})
-        if kernel_type in EXPERT_PARALLEL and tensors in own and (self._ep_size or cells.get(EP_SIZE)):
-            return self._of_ep_size(cells, own[tensors], table.ep_sizes.get(tensors, set()))
+        ep_sizes = table.ep_sizes.get(tensors, set())
+        has_ep_size = kernel_type in EXPERT_PARALLEL and bool(self._ep_size or cells.get(EP_SIZE))
+        # More rows than EP Sizes differ in their Expert Load, which no summary tells.
+        if has_ep_size and tensors in own and table.by_tensors[tensors] <= len(ep_sizes):
+            return self._of_ep_size(cells, own[tensors], ep_sizes)
         if row_signature in own:
             return RowSamples(_measurement(own[row_signature]))
         if tensors in own:

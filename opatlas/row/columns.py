@@ -149,8 +149,10 @@ EXPERT_PARALLEL = frozenset(
     }
 )
 
-#: Kernels with a matrix for each expert, whose rows may have an Expert Load.
+#: Kernels with a matrix for each expert.
 GROUPED = ("GroupedMatmul", "GroupedMatmulSwigluQuant")
+#: Kernels whose rows may have an Expert Load.
+WITH_LOAD = EXPERT_PARALLEL.union(GROUPED)
 
 #: A row of attention whose lengths nobody knows, and which is not replayed with assumed ones: (column, cell). And one
 #: that has the mean lengths of a step.

@@ -207,7 +207,7 @@ def _extra_columns(kernel_type: str, columns: Container[str]) -> Sequence[str]:
     if col.STEP in columns:
         return col.STEP_COLUMNS
     if kernel_type in col.EXPERT_PARALLEL:
-        wanted: Sequence[str] = (col.EP_SIZE,)
+        wanted: Sequence[str] = col.EXPERTS
     elif kernel_type in col.GROUPED:
         wanted = (col.EXPERT_LOAD,)
     else:
@@ -219,7 +219,7 @@ def _extra_text(extra: Sequence[str]) -> str:
     """Returns the extra columns as text. If the lengths of the keys are empty, adds the columns that imply them."""
     values, lengths = extra[: len(col.RUNTIME_IN_SIGNATURE)], extra[len(col.RUNTIME_IN_SIGNATURE) :]
     texts = [_plain(cell) for cell in values]
-    # Without a window a signature is that of before there were any.
+    # Without a window, or a load, a signature is that of before there were any.
     texts = texts if texts[-1:] != [""] else texts[:-1]
     if lengths and not values[_KV_VALUES]:
         blocks, *averages = lengths

@@ -13,7 +13,7 @@ import pandas as pd
 
 from opatlas.data.database import Database
 from opatlas.data.fold import TableFold
-from opatlas.row.columns import AVERAGE, BASE, EP_SIZE, EXPERT_LOAD, GROUPED, INPUT_DTYPES, INPUT_SHAPES
+from opatlas.row.columns import AVERAGE, BASE, EP_SIZE, EXPERT_LOAD, INPUT_DTYPES, INPUT_SHAPES, WITH_LOAD
 from opatlas.row.location import parse_path
 from opatlas.row.roofline import device_peak
 from opatlas.row.signature import row_cells, signatures
@@ -48,7 +48,7 @@ class Request:
         is_npu: whether the database is one of an NPU; the slots of any other device are in ND.
         forms_of_database: whether rows take the dtypes and formats of the rows in the database.
         served: rows by kernel type and signature, in place of rows of the catalog's patterns.
-        loads: the Expert Loads of grouped products, in turn; "" for equally many rows of each expert.
+        loads: the Expert Loads of kernels of experts, in turn; "" for equally many rows of each expert.
     """
 
     targets: Targets
@@ -136,7 +136,7 @@ def pattern_spaces(kernel: CatalogKernel, request: Request, known: KnownRows | N
     in_nd = not request.is_npu and not (known is not None and known.has_captured_blocks)
     from_rows = known if request.forms_of_database else None
     spaces = []
-    loads = request.loads if kernel.kernel_type in GROUPED else ("",)
+    loads = request.loads if kernel.kernel_type in WITH_LOAD else ("",)
     for pattern, load in product(kernel.patterns, loads):
         loaded = replace(pattern, cells={**pattern.cells, EXPERT_LOAD: load}) if load else pattern
         forms = [

@@ -74,6 +74,21 @@ def test_experts_are_legal_distinct_and_balanced(tokens, k, more):
     assert counts.max() - counts.min() <= 1
 
 
+@pytest.mark.parametrize("load", ["random", "power law 1.2"])
+def test_every_rank_draws_the_same_distinct_experts_of_each_rank_by_the_load(load):
+    cells = {INPUT_SHAPES: "400,3", INPUT_DTYPES: "INT32", "Expert Load": load}
+    ranks = [ReplayRow("DispatchFFNCombine", cells, torch.device("cpu")) for _ in range(2)]
+    drawn = [[row.expert_ids(0, 12, rank) for rank in range(2)] for row in ranks]
+    assert all(map(torch.equal, *drawn))
+    assert not torch.equal(*drawn[0])
+    first, second = (torch.bincount(ids.flatten(), minlength=12) for ids in drawn[0])
+    assert all(len(set(chosen)) == 3 for chosen in drawn[0][0].tolist())
+    assert first.max() - first.min() > 1
+    # The frequent expert is that of all ranks.
+    assert first.argmax() == second.argmax() or load == "random"
+    assert (first.max() > 3 * first.min()) == (load != "random")
+
+
 @relaxed
 @given(tokens=st.integers(1, 20), k=st.integers(1, 6), experts=st.integers(1, 9), seed=st.integers(0, 99))
 def test_unpermute_undoes_permute(tokens, k, experts, seed):

@@ -186,6 +186,8 @@ def test_samples_of_a_run_whose_ep_size_the_user_names_are_of_its_rows(tmp_path:
     assert list(both.unmatched()) == []
     assert durations(found(16, of_8, unknown).of_row(kernel_type, unknown)) == (1.0,)
     assert "of EP Size 16" in str(found(16, of_16, unknown).of_row(kernel_type, unknown))
+    drawn = of_16 | {"Expert Load": "random"}
+    assert "2 rows" in str(found(16, of_16 | {"Expert Load": ""}, drawn).of_row(kernel_type, drawn))
     for rows in ((), (of_8,)):
         (new,) = found(16, *rows).unmatched()
         assert new.cells["EP Size"] == "16"

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
+import sys
 from pathlib import Path
+from threading import Event
+from types import ModuleType
 
 import pytest
 import torch
@@ -18,6 +23,7 @@ from opatlas.run import sampling
 from opatlas.run.devices import cuda
 from opatlas.run.devices.cpu import CpuDevice
 from opatlas.run.instruments import instrument
+from opatlas.run.instruments.instrument import callback
 
 
 def test_memory_without_values_is_poisoned() -> None:
@@ -80,6 +86,32 @@ def test_whatever_decides_a_duration_is_guarded(owner: type, name: str, monkeypa
     monkeypatch.setattr(owner, name, lambda *arguments: None)
     with pytest.raises(CandidateRejected, match=name):
         guard.examine("its import")
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_a_thread_of_a_library_that_calls_an_instrument_is_not_the_candidates(
+    is_ours: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As CUPTI has them: a native thread, which Python knows while it calls a function, begins at any time."""
+    planted, begun, may_end = ModuleType("opatlas.run.instruments.planted"), Event(), Event()
+
+    def completed(_: int | None) -> None:
+        begun.set()
+        may_end.wait(60)
+
+    planted.completed = callback(completed) if is_ours else completed  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, planted.__name__, planted)
+    guard, process, thread = ProcessGuard(), ctypes.CDLL(None), ctypes.c_ulong()
+    # The function takes and returns an address.
+    begin = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(completed)
+    assert process.pthread_create(ctypes.byref(thread), None, begin, None) == 0
+    try:
+        assert begun.wait(60)
+        with contextlib.nullcontext() if is_ours else pytest.raises(CandidateRejected, match="completed"):
+            guard.expect_same_hooks("its import")
+    finally:
+        may_end.set()
+        process.pthread_join(thread, None)
 
 
 def test_a_changed_file_of_opatlas_is_known_by_a_time_that_nobody_sets(

@@ -73,9 +73,9 @@ LOADS = st.one_of(
 
 
 @given(one=LOADS, other=LOADS)
-def test_an_expert_load_is_another_row_of_grouped_products(one, other):
+def test_an_expert_load_is_another_row_of_kernels_of_experts(one, other):
     plain, first, second = ({**row(), "Expert Load": load} for load in ("", one, other))
-    for kernel_type in ("GroupedMatmul", "GroupedMatmulSwigluQuant"):
+    for kernel_type in ("GroupedMatmul", "GroupedMatmulSwigluQuant", "DispatchFFNCombine", "MoeDistributeCombineV2"):
         assert same(kernel_type, plain, row())
         assert not same(kernel_type, plain, first)
         assert same(kernel_type, first, second) == (one == other)
@@ -186,6 +186,11 @@ def test_a_table_gets_the_signatures_of_its_rows(tables):
         ("Slice", row("4,8;2;2", "BF16;INT64;INT64", out="4,4"), "4,8|BF16|ND|4,4|BF16"),
         ("Slice", row("", "", "", out="4;5", out_dtypes="BF16;INT8"), "|||4;5|BF16;INT8"),
         ("DispatchFFNCombine", {**row(), "EP Size": " 8 "}, "16,32;64,32|BF16;BF16|ND;ND|16,64|BF16|8"),
+        (
+            "DispatchFFNCombine",
+            {**row(), "EP Size": "8", "Expert Load": ""},
+            "16,32;64,32|BF16;BF16|ND;ND|16,64|BF16|8",
+        ),
         (
             "FusedInferAttentionScore",
             {**row(), "Runtime actual_seq_lengths_values": '"[1, 2]"', "Runtime input_layout": "'Xtnd'"},

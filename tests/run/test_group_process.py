@@ -221,6 +221,18 @@ EXPERTS_OF_TWO = [
     ("MoeDistributeCombine", f"14,64;7,2;14;2;7,2 | DT_BF16;{BACK} -> 7,64 | DT_BF16"),
     ("MoeDistributeCombineV2", f"28,64;7,2;3584;6;7,2;1;7 | FLOAT16;{BACK};INT32;BOOL -> 7,64 | FLOAT16"),
 ]
+#: Of each kernel type one whose tokens choose experts at random, or by a power law.
+DRAWN = [
+    (kernel_type, f"{row} @ Expert Load = {load}")
+    for load, (kernel_type, row) in (
+        ("random", EXPERTS_OF_TWO[0]),
+        ("power law 1.2", EXPERTS_OF_TWO[2]),
+        ("power law 1.2", EXPERTS_OF_TWO[4]),
+        ("random", EXPERTS_OF_TWO[8]),
+        ("random", EXPERTS_OF_TWO[9]),
+        ("power law 1.2", EXPERTS_OF_TWO[11]),
+    )
+]
 
 
 def job_of_two(kernel_type: str, row: str) -> Job:
@@ -229,12 +241,13 @@ def job_of_two(kernel_type: str, row: str) -> Job:
     return replace(job(0), module=module, function=function, kernel_type=kernel_type, cells=cells)
 
 
-@pytest.mark.parametrize(("kernel_type", "row"), EXPERTS_OF_TWO)
+@pytest.mark.parametrize(("kernel_type", "row"), [*EXPERTS_OF_TWO, *DRAWN])
 def test_experts_are_shared_out_and_tokens_find_them(group: GroupProcess, kernel_type: str, row: str) -> None:
     """Checked on each rank against the experts of both, whose numbers run to 6, by the float64 reference."""
     outcome = group.run(job_of_two(kernel_type, row))
     assert outcome.status is Status.MEASURED, outcome
     assert outcome.measurement is not None
+    assert ("equally often" in str(outcome.measurement.assumptions)) == ("Load" not in row)
     if "Dispatch" not in kernel_type or kernel_type == "DispatchFFNCombine":
         # Of a dispatch's results only the received tokens are checked, and not the room behind them.
         assert outcome.measurement.checked_elements == outcome.measurement.total_elements
@@ -271,7 +284,10 @@ def test_a_step_whose_tokens_travel_is_unsupported(group: GroupProcess, tmp_path
     assert outcome.status is Status.UNSUPPORTED
 
 
-@pytest.mark.parametrize(("function", "row"), [("dispatch", EXPERTS_OF_TWO[4]), ("combine", EXPERTS_OF_TWO[9])])
+@pytest.mark.parametrize(
+    ("function", "row"),
+    [("dispatch", EXPERTS_OF_TWO[4]), ("combine", EXPERTS_OF_TWO[9]), ("dispatch", DRAWN[2]), ("combine", DRAWN[4])],
+)
 def test_an_exchange_with_the_wrong_rank_is_caught(group: GroupProcess, function: str, row: tuple[str, str]) -> None:
     outcome = group.run(
         replace(job_of_two(*row), module="wrong_exchanges", module_path=wrong_exchanges.__file__, function=function)

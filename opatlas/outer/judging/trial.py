@@ -30,7 +30,7 @@ from opatlas.outer.judging.court_process import RemoteCourt
 from opatlas.outer.judging.judgement import CandidateRejected, ErrorClass, ReferenceFailed
 from opatlas.outer.judging.results import FlatResults, flat_results
 from opatlas.run.devices.device import Device
-from opatlas.run.instruments.instrument import MeasureSettings, StopRule
+from opatlas.run.instruments.instrument import MeasureSettings, StopRule, is_callback
 
 #: Calls of nothing, whose time is the court's own share of a bracket.
 _REHEARSALS = 8
@@ -236,6 +236,8 @@ class ProcessGuard:
         self._hooks = hooks()
         self._measuring = _measuring()
         self._functions = list(map(_functions, self._measuring))
+        values = [value for owner in self._measuring for value in vars(owner).values()]
+        self._callbacks = {each.__code__ for each in values if type(each) is FunctionType and is_callback(each)}
 
     def examine(self, step: str) -> None:
         """Raises CandidateRejected if a function that measures is another one, or something runs later.
@@ -259,13 +261,22 @@ class ProcessGuard:
         if frames.keys() <= self._threads:
             return
         started = [number for number in frames if number not in self._threads]
+        # Those that a library of the device began, on which it calls OpAtlas.
+        started = [number for number in started if _outermost(frames[number]).f_code not in self._callbacks]
         if any(name in sys.modules for name in _COMPILERS):
             started = [number for number in started if not _waits_for_compilations(frames[number])]
         if started:
             names_of = {thread.ident: thread.name for thread in threading.enumerate()}
-            left = ", ".join(names_of.get(number, "without a name") for number in started[:3])
+            left = ", ".join(names_of.get(each) or _outermost(frames[each]).f_code.co_name for each in started[:3])
             text = f"the candidate left a thread running ({left}): end the work before the call returns"
             raise CandidateRejected(ErrorClass.HACK, "thread", text)
+
+
+def _outermost(frame: FrameType) -> FrameType:
+    """Returns the frame of the function with which a thread began."""
+    while frame.f_back is not None:
+        frame = frame.f_back
+    return frame
 
 
 #: What measures a candidate: the modules of instruments, of devices (caches, throttling), of turns, and this one.

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from opatlas.row.columns import EXPERT_LOAD, INPUT_DTYPES, INPUT_FORMATS, INPUT_SHAPES
+from opatlas.row.columns import EXPERT_LOAD, INPUT_DTYPES, INPUT_FORMATS, INPUT_SHAPES, WITH_LOAD
 from opatlas.row.signature import signature
 from opatlas.row.slots import FOUR_BITS, Slot
 from opatlas.run.devices.device import kind_named
@@ -53,6 +53,11 @@ class ReplayRow(RowSlots):
     def for_rank(self, rank: int) -> ReplayRow:
         """Returns the row with the values of a rank of the group; the same on every rank."""
         return ReplayRow(self.kernel_type, self.cells, self.device, rank)
+
+    @property
+    def expert_load(self) -> str:
+        """Returns how tokens choose experts, by the column Expert Load; "" if all experts are chosen equally often."""
+        return self.cells.get(EXPERT_LOAD, "").strip() if self.kernel_type in WITH_LOAD else ""
 
     @property
     def on_npu(self) -> bool:
@@ -262,7 +267,7 @@ class ReplayRow(RowSlots):
         the n-th most frequent expert with odds of n^-1.2; which one that is, is drawn too. Of several draws that one
         counts in which nearly as many experts have rows as on average: few rows take as long as the weights they read.
         """
-        groups, load = math.prod(self.shape(slot)), self.cells.get(EXPERT_LOAD, "").strip()
+        groups, load = math.prod(self.shape(slot)), self.expert_load
         ends = torch.arange(1, groups + 1, device=self.device) * total // max(groups, 1)
         if load:
             shares = load_shares(load, groups, total)
@@ -280,19 +285,29 @@ class ReplayRow(RowSlots):
             ends = sizes.cumsum(0).to(self.device)
         return ends.to(self.index_dtype(slot)).reshape(self.shape(slot))
 
-    def expert_ids(self, slot: int, experts: int, first: int = 0) -> torch.Tensor:
-        """Returns the experts of each token, (T,) or (T, k): distinct for a token, and all chosen equally often.
+    def expert_ids(self, slot: int, experts: int, rank: int = 0) -> torch.Tensor:
+        """Returns the experts of each token of a rank, (T,) or (T, k), distinct for a token.
 
-        Args:
-            first: number of choices of all lower ranks, whose experts come first.
+        All are chosen equally often by all ranks together, or drawn by the Expert Load, as `group_list` is. Which
+        experts are frequent is the same for all ranks.
         """
-        shape = self.shape(slot)
+        shape, load, drawn = self.shape(slot), self.expert_load, self.for_rank(rank)
         fits = len(shape) in (1, 2) and shape[1:] <= (experts,)
         problem = f"slot {slot} (experts of each token) needs one or two axes, and up to {experts} experts for a token"
         self.expect(fits, INPUT_SHAPES, problem, "correct its shape")
-        # Token t takes the k experts from t k on; the order of the tokens is random.
+        if load:
+            shares = load_shares(load, experts, 0)
+            problem = "tokens choose at random or by a power law, such as power law 1.2"
+            self.expect(shares is not None and min(shares) > 0, EXPERT_LOAD, problem, "correct the cell")
+            order = torch.randperm(experts, generator=torch.Generator().manual_seed(self.seed))
+            odds = torch.tensor(shares, dtype=torch.float64)[order].expand(shape[0], -1)
+            generator = torch.Generator().manual_seed(drawn.seed)
+            ids = odds.multinomial(math.prod(shape[1:]), generator=generator).reshape(shape).to(self.device)
+            return ids.to(self.index_dtype(slot))
+        # Token t takes the k experts from t k on, after those of lower ranks; the order of the tokens is random.
+        first = rank * math.prod(shape)
         ids = torch.arange(first, first + math.prod(shape), device=self.device).reshape(shape) % experts
-        order = torch.randperm(shape[0], generator=self._generator, device=self.device)
+        order = torch.randperm(shape[0], generator=drawn._generator, device=self.device)
         return ids[order].to(self.index_dtype(slot))
 
     def ones(self, *shape: int) -> torch.Tensor:

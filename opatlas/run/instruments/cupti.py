@@ -20,7 +20,7 @@ import torch
 
 from opatlas.row.errors import ReplayError
 from opatlas.run.devices.device import InstrumentMissing
-from opatlas.run.instruments.instrument import MeasureSettings
+from opatlas.run.instruments.instrument import MeasureSettings, callback
 from opatlas.run.instruments.kernel_records import MARK, WRAP_NS, KernelRecord, KernelRecords
 
 NAME = "cupti"
@@ -161,8 +161,9 @@ class CuptiRecorder:
             raise ReplayError(f"CUPTI's records cannot be read: {self._broken}")
         return self._records
 
+    @callback
     def _requested(self, buffer: Any, size: Any, most_records: Any) -> None:
-        """Provides a buffer. Called by the library, also on its own threads."""
+        """Provides a buffer."""
         if not self._free:
             made = ctypes.create_string_buffer(_BUFFER_BYTES + 8)
             address = -(-ctypes.addressof(made) // 8) * 8
@@ -170,8 +171,9 @@ class CuptiRecorder:
             self._free.append(address)
         buffer[0], size[0], most_records[0] = self._free.pop(), _BUFFER_BYTES, 0
 
+    @callback
     def _completed(self, context: int, stream: int, buffer: int, size: int, valid: int) -> None:
-        """Reads the records of a buffer. Called by the library, so exceptions must not leave this function.
+        """Reads the records of a buffer; exceptions must not leave this function.
 
         Args:
             buffer: the address of the buffer.

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import monotonic, perf_counter_ns
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from opatlas.progress import gc_paused
 from opatlas.row.quality import LEAST_FOR_NOISE
@@ -46,6 +46,20 @@ class MeasureSettings:
     def measures(self) -> bool:
         """Whether samples are taken."""
         return self.repeat_count != 0
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def callback(function: Function) -> Function:
+    """Marks a function that a library of the device calls, also on threads of its own."""
+    vars(function)["is_callback"] = True
+    return function
+
+
+def is_callback(function: Callable[..., Any]) -> bool:
+    """Returns whether `callback` has marked a function."""
+    return "is_callback" in vars(function)
 
 
 #: Measures many rows in one profiling session (opatlas/run/msprof_sessions.py), and records hardware counters.
