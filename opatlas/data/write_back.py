@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from opatlas.data import journal, log
 from opatlas.data.cells import Candidate, FoldChanges, candidates_of_records
 from opatlas.data.database import Database
-from opatlas.data.fold import TableFold
+from opatlas.data.fold import TableFold, keep_replaced
 from opatlas.data.journal import JournalContents, JournalHeader, first_of, free_name
 from opatlas.data.log import Log, run_order
 from opatlas.errors import OpAtlasError, describe_error
@@ -77,22 +78,35 @@ def write_back(database: Database, records: Iterable[Record], mode: UpdateMode, 
     records = log.with_same_rows(database, list(records))
     appending = {record.run_id for record in records} if mode.adds_rows else frozenset[str]()
     order = run_order(database)
+    folded: list[tuple[TableFold, FoldChanges, dict[int, str]]] = []
     with database.lock(), gc_paused():
         for kernel_type, candidates in candidates_of_records(records, appending).items():
-            try:
+            with _told(result, database, kernel_type):
                 table = database.read_or_empty(kernel_type)
                 fold = TableFold(table, order, known, pruned=database.pruned(kernel_type).signatures)
                 changes = fold.fold(candidates)
                 pruned = _to_prune(fold, candidates, changes) if prune else {}
                 fold.prune(pruned)
+                folded.append((fold, changes, pruned))
+        # What fails here is tried again, and told, with each file.
+        with suppress(OpAtlasError):
+            keep_replaced(database, [fold for fold, _, _ in folded])
+        for fold, changes, pruned in folded:
+            with _told(result, database, fold.kernel_type):
                 fold.write(database)
-            except Exception as error:
-                path = database.path / f"{kernel_type}.csv"
-                result.problems.append(describe_error(error, path, "not merged; report this error with the file"))
-            else:
                 # Counted after the write: a file that cannot be written counts nothing.
                 _count(fold, changes, pruned, mode, result)
     return result
+
+
+@contextmanager
+def _told(result: WriteBackResult, database: Database, kernel_type: str) -> Iterator[None]:
+    """A context that an error ends, which becomes a problem of one file."""
+    try:
+        yield
+    except Exception as error:
+        path = database.path / f"{kernel_type}.csv"
+        result.problems.append(describe_error(error, path, "not merged; report this error with the file"))
 
 
 def _to_prune(fold: TableFold, candidates: Sequence[Candidate], changes: FoldChanges) -> dict[int, str]:
