@@ -20,7 +20,7 @@ from opatlas.data.op_mapping import write_default_mapping
 from opatlas.data.origin import Provenance
 from opatlas.data.restore import EditedRows, clear_edited, edited_rows
 from opatlas.data.write_back import recover
-from opatlas.errors import OpAtlasError, TableError, describe_error
+from opatlas.errors import OpAtlasError, TableError, described
 from opatlas.files import expect_folder
 from opatlas.row.columns import RUN_ID, STATUS, STATUS_REASON
 from opatlas.row.record import RAN_AS
@@ -298,7 +298,9 @@ def make_plan(
     if lacking := [name for name in types if not implementation.implements(name)]:
         plan.notes.append(f"{implementation.name} has no function for {', '.join(lacking)}")
     for name in (name for name in names if (not ops or name in ops) and name not in lacking):
-        try:
+        # An error in one file does not keep the rows of other files from running.
+        remedy = "its rows are left out; report this error with the file"
+        with described(plan.problems, database.path / f"{name}.csv", remedy):
             rows = None if requested is None else requested[name]
             in_file = edited.tables.get(name) or database.read_or_empty(name)
             read = _with_rows(in_file, rows, edited.positions.get(name, ()))
@@ -309,10 +311,6 @@ def make_plan(
             table.captured = (read if target.captures is None else read.with_captured(others)).captured.us
             table.table = read.without_derived()
             plan.tables[table.key] = table
-        except Exception as error:
-            # An error in one file does not keep the rows of other files from running.
-            place = database.path / f"{name}.csv"
-            plan.problems.append(describe_error(error, place, "its rows are left out; report this error with the file"))
     release_memory()
     _expect_variables(chosen, plan)
     return plan
