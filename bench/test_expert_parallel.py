@@ -187,10 +187,10 @@ def _dispatch(row, replay, group, kernel):
         quant_mode=2 if quantized else 0,
         output_slots={0: 0, 1: 1, 3: 3} if quantized else {0: 0, 3: 3},
         expected=formula.bind(
-            chosen=[_tokens_and_experts(row, found, rank)[1] for rank in range(group.size)],
+            chosen=[row.expert_ids(1, found.all_experts, rank) for rank in range(group.size)],
             first=group.rank * found.experts,
             experts=found.experts,
-            tokens=expert_rows.Computed(lambda rank: _tokens_and_experts(row, found, rank)[0], group.size),
+            tokens=expert_rows.Computed(lambda rank: row.for_rank(rank).tensor(0), group.size),
         ),
     )
 

@@ -13,7 +13,6 @@ import inspect
 import math
 import operator
 import re
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -24,7 +23,6 @@ import pytest
 from _pytest.mark.expression import Expression  # -k selects rows before they are collected, by pytest's own rules
 
 from opatlas.data.comparable import Staleness
-from opatlas.data.manifest import run_id_time
 from opatlas.errors import CellError
 from opatlas.row.columns import CACHE_STATE, INSTRUMENT, QUALITY, RUN_ID
 from opatlas.row.quality import Floats, Quality
@@ -138,8 +136,6 @@ def requested_rows(config: pytest.Config, replays: Mapping[str, Any]) -> Callabl
     return is_requested
 
 
-_DAY_S = 86400.0
-
 #: The values of `status`; the first value is that of a row that was never run.
 STATUSES = ("none", *(status.value for status in Status))
 
@@ -196,20 +192,11 @@ def _cells(column: str, default: str | None = None) -> _Values:
     return lambda table: [cell.strip() or default for cell in table.cells(column)]
 
 
-def _age_days(cell: str) -> float | None:
-    began = run_id_time(cell.strip())
-    return None if began is None else (time.time() - began) / _DAY_S
-
-
 #: The variables by name. Any other name is the slug of a column of the CSV.
 VARIABLES: Mapping[str, _Values] = {
     "type": lambda table: [table.kernel_type] * len(table),
     "dtype": _size("dtype"),
-    "dtypes": _tensors(lambda inputs, outputs: tuple(slot.dtype for slot in inputs)),
     "format": _size("format"),
-    "formats": _tensors(lambda inputs, outputs: tuple(slot.format for slot in inputs)),
-    "inputs": _tensors(lambda inputs, outputs: tuple(slot.shape for slot in inputs)),
-    "outputs": _tensors(lambda inputs, outputs: tuple(slot.shape for slot in outputs)),
     "m": _size("m"),
     "n": _size("n"),
     "k": _size("k"),
@@ -220,7 +207,6 @@ VARIABLES: Mapping[str, _Values] = {
     "captured": _numbers(lambda table: table.captured.us),
     "noise": _numbers(lambda table: table.replayed.noise),
     "samples": _numbers(lambda table: table.replayed.samples),
-    "age_days": lambda table: list(map(_age_days, table.cells(RUN_ID))),
     "status": lambda table: [STATUSES[0] if status is None else status.value for status in table.statuses],
     "quality": _cells(QUALITY),
     "cache": _cells(CACHE_STATE),
@@ -230,7 +216,7 @@ VARIABLES: Mapping[str, _Values] = {
 #: The values of variables that have no others.
 _WORDS = {"status": STATUSES, "quality": tuple(quality.value for quality in Quality)}
 #: The variables whose values are texts, which a user may write without quotes.
-_TEXTS = frozenset(("type", "dtype", "dtypes", "format", "formats", "status", "quality", "cache", "instrument", "run"))
+_TEXTS = frozenset(("type", "dtype", "format", "status", "quality", "cache", "instrument", "run"))
 
 
 #: A number, a text, a shape, a list of these, or a truth value; None: the row lacks it.
@@ -384,8 +370,6 @@ def _contains(whole: Value, part: Value) -> bool:
 
 def _plain(value: Value) -> Value:
     """Returns a value in a form to compare: `DT_BF16`, `bf16` and `bfloat16` are equal, and so are 5 and "5"."""
-    if isinstance(value, tuple):
-        return tuple(map(_plain, value))
     if not isinstance(value, str):
         return value
     number = parse_real(value)

@@ -20,7 +20,7 @@ from opatlas.text import printable_lines
 
 from .cases import needs_group, row_of
 from .collector import SESSION, sort_exclusive_last
-from .reports import JUnit, LogXML, attach_note, benchmark_plugins, shorten_message, skip_made_fixtures, xml_key
+from .reports import JUnit, LogXML, attach_note, benchmark_plugins, shorten_message, xml_key
 from .session import Session
 from .session_context import EXCLUSIVE_ITEMS, STOPPED, SessionContext
 from .settings import has_replays, scope_of
@@ -139,7 +139,6 @@ class ProcessHooks:
         Outside of plugins that limit the time of a test, such as pytest-timeout: opening imports torch.
         """
         self._session.runner.prepare(item)
-        skip_made_fixtures(item)
         done = yield
         if reason := self._context.stop_reason:
             item.session.shouldstop = reason

@@ -29,7 +29,6 @@ from opatlas import formats
 from opatlas.data.cells import helpers_cell, stored_us
 from opatlas.row.record import Record
 from opatlas.row.signature import case_id_in
-from opatlas.run.registry import replay_spec
 from opatlas.show.result import UNLIMITED, Part
 from opatlas.text import cut_middle, parse_real, pluralize
 
@@ -167,20 +166,6 @@ def take_output(item: pytest.Item) -> None:
     with suppress(AssertionError):
         for name, text in zip(("stdout", "stderr"), capture.read_global_capture() if capture else (), strict=False):
             item.add_report_section("call", name, text)
-
-
-def skip_made_fixtures(item: pytest.Item) -> None:
-    """Keeps pytest from asking for the fixtures of a row, where all of them are made for the whole session already.
-
-    The body gets its arguments in the device process.
-    """
-    if not isinstance(item, pytest.Function) or replay_spec(item.function) is None:
-        return
-    fixtures = item._fixtureinfo.name2fixturedefs
-    of_session = [fixtures[name][-1] for name in item.fixturenames if name in fixtures and name != "row"]
-    made = [each.scope == "session" and each.cached_result for each in of_session]
-    if all(result and result[2] is None for result in made):
-        item.fixturenames = []
 
 
 #: pytest's name of the suite if no ini option names it.

@@ -218,10 +218,10 @@ def _parts(session: Session) -> Iterator[Part]:
 
 
 def _score(session: Session) -> Iterator[Part]:
-    """Yields what models, or implementations of a suite, achieved."""
+    """Yields what implementations of a suite achieved, and the command that tells it of models."""
     settings = session.context.settings
     if settings.models is not None:
-        yield from settings.models.scores(settings.models_folder)
+        yield f"next: opatlas score {settings.models_folder}"
     yield from settings.source.scores([(each.implementation, each.path) for each in settings.targets])
 
 

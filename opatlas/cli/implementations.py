@@ -71,7 +71,6 @@ def implementations(
     *,
     new: Path | None = None,
     ops: Names = (),
-    suite: str = "",
     database_path: Path | None = None,
 ) -> Result:
     """Lists the implementations of kernels, or begins kernels of your own.
@@ -80,39 +79,37 @@ def implementations(
 
     Args:
         name: an implementation, or a folder or file of your own, whose kernel types are listed (default: all).
-        new: folder into which a file is written for each kernel type of --ops, or operator of --suite: its arguments,
-            a row, and a kernel that calls torch.
+        new: folder into which a file is written for each kernel type or operator of --ops: its arguments, a row, and a
+            kernel that calls torch.
         ops: kernel types, or operators of torch such as add.Tensor, for --new.
-        suite: suite of operators for --new: opinfo, traces, or a file or folder of traces.
         database_path: database that has the rows for --new (default: that of the device, or any).
     """
-    if (new is None) == bool(ops or suite) or (ops and suite) or (new is not None and name):
-        raise UsageError("--new DIR goes with --ops TYPE[,TYPE...] or with --suite NAME, without another NAME")
+    if (new is None) == bool(ops) or (new is not None and name):
+        raise UsageError("--new DIR goes with --ops TYPE[,TYPE...], without another NAME")
     if database_path is not None and new is None:
         raise UsageError("--database-path has the rows for --new: leave it out, or add --new")
     if new is not None:
         require_extra("bench", "`opatlas implementations --new`", "torch")
-        return _write_templates(new, ops, suite, database_path)
+        return _write_templates(new, ops, database_path)
     chosen = named_implementations(name) if name else every_implementation()
     found = [listed(each) for each in chosen]
     return Result(list(_details(found)) if name else [_list(found)], json={"implementations": found})
 
 
-def _write_templates(folder: Path, ops: Sequence[str], suite: str, database: Path | None) -> Result:
+def _write_templates(folder: Path, ops: Sequence[str], database: Path | None) -> Result:
     of_torch = [name for name in ops if "." in name]
     there = [name for path in _databases_with_rows(database) for name in Database(path).kernel_types()]
     near = [kernel_types_meant(name, dict.fromkeys(there))[0] for name in ops if name not in of_torch]
     kernel_types = [kernel_types_meant(name, replays_of_bench())[0] for name in near]
     files: Mapping[Path, str] = {}
-    if of_torch or suite:
+    if of_torch:
         if (operators := extensions(KERNEL_TEMPLATES).get("operators")) is None:
             raise UsageError("this OpAtlas has no suites of operators")
-        files = operators.load()(folder, of_torch, suite)
+        files = operators.load()(folder, of_torch)
     paths = _write_files(folder, kernel_types, files, database)
     quoted, commands = shlex.quote(str(folder)), []
     if files:
-        only = "" if suite else f" --ops {','.join(of_torch)}"
-        commands.append(f"--suite {shlex.quote(suite or 'opinfo')} --implementation torch,{quoted}{only}")
+        commands.append(f"--suite opinfo --implementation torch,{quoted} --ops {','.join(of_torch)}")
     if kernel_types:
         rows = f" --database-path {shlex.quote(str(database))}" if database else ""
         commands.append(f"--implementation torch,{quoted} --ops {','.join(kernel_types)}{rows}")

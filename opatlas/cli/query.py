@@ -15,7 +15,7 @@ from opatlas.ask.query.implementation_answers import ANSWER_COLUMNS, COMPOSITION
 from opatlas.ask.query.predictor import folder
 from opatlas.ask.query.question import How, QueryResult
 from opatlas.data.csv_files import read_table, write_atomically, write_text
-from opatlas.errors import OpAtlasError, TableError, UsageError
+from opatlas.errors import OpAtlasError, UsageError
 from opatlas.formats import microseconds
 from opatlas.installation import EXPORTS, extensions
 from opatlas.progress import note_after, track
@@ -59,7 +59,7 @@ def query(
             the number of devices; for attention sequences and heads of queries and keys, 64x1@4096 64/8 or 64/8/128
             with the size of a head.
         dtypes: dtype of the first input, or of each input (default: those of the most rows).
-        file: CSV with the identity columns of the database, or Parquet of opatlas export: a question in each line.
+        file: CSV with the identity columns of the database: a question in each line.
         implementation: implementations that answer, of which the fastest (default: all that were measured).
     """
     if (file is None) == (not shapes):
@@ -139,7 +139,7 @@ def _parts(answer: QueryResult) -> Iterator[Part]:
 def _answer_file(database: OpenDatabase, kernel_type: str, file: Path, implementation: tuple[str, ...]) -> Result:
     import pandas as pd
 
-    questions = _exported(file, kernel_type) if file.suffix == ".parquet" else read_table(file, kernel_type).to_pandas()
+    questions = read_table(file, kernel_type).to_pandas()
     answers = database.query_many(kernel_type, questions, implementation=implementation)
     table = pd.concat([questions.drop(columns=list(ANSWER_COLUMNS), errors="ignore"), answers], axis=1)
     shown = ("Input Shapes", "Expert Load", *ANSWER_COLUMNS[:5], "Note")
@@ -177,28 +177,6 @@ COLUMNS: Mapping[str, str] = {
 
 #: In the metadata of a Parquet file: the version of the columns. A further column does not change it.
 _SCHEMA, _VERSION = b"opatlas_schema", b"1"
-
-
-def _exported(file: Path, kernel_type: str) -> pd.DataFrame:
-    """Returns the rows of a kernel type in a file of `opatlas export`, as cells of the database's columns.
-
-    Raises:
-        TableError: the file cannot be read, is of another schema, or has no row of the kernel type.
-    """
-    import pyarrow.parquet as pq
-
-    try:
-        table = pq.read_table(file)
-    except (OSError, ValueError) as error:
-        raise TableError(file, f"cannot be read ({error})", "Give a file of `opatlas export`") from None
-    version = (table.schema.metadata or {}).get(_SCHEMA, b"none").decode()
-    if version != _VERSION.decode() or not {"kernel_type", *_CELLS} <= {*table.column_names}:
-        raise TableError(file, f"schema {version}", f"Give a file of `opatlas export` with schema {_VERSION.decode()}")
-    rows: pd.DataFrame = table.to_pandas()
-    rows = rows.loc[rows["kernel_type"] == kernel_type, list(_CELLS)].rename(columns=_CELLS).drop_duplicates()
-    if rows.empty:
-        raise TableError(file, f"no row of {kernel_type}", "Give a file with rows of it")
-    return rows.astype(object).where(rows.notna(), "").reset_index(drop=True)
 
 
 def _write_parquet(rows: pd.DataFrame, path: str) -> None:

@@ -162,8 +162,10 @@ class StepReplay(RowReplay):
     @property
     def _recorder(self) -> KernelRecords | None:
         """What records the kernels of the device; None where nothing does."""
-        recorder = getattr(self._instrument, "wrapped", self._instrument)
-        return recorder if isinstance(recorder, KernelRecords) else None
+        recorder: Any = self._instrument
+        while recorder is not None and not isinstance(recorder, KernelRecords):
+            recorder = getattr(recorder, "wrapped", None)
+        return recorder
 
     def _kernels_of_calls(self) -> list[int]:
         """Returns the number of kernels that begin a replay anew, and of each call; [] where nothing records kernels.

@@ -92,12 +92,10 @@ def test_a_clean_table_passes(tmp_path: Path, check: str) -> None:
         # The quality of the samples counts before their deviation; compositions are not noisy.
         *(("noisy", {MICROBENCH_STD: "1.0", QUALITY: word}, "") for word in ("quiet", "unknown", "composition")),
         ("noisy", {MICROBENCH_STD: "1.0", QUALITY: "noisy", STAND_IN: "composition of 4"}, ""),
-        ("mixed", {"Cache State": "warm"}, "Cache State warm"),
-        ("mixed", {"Instrument": "kineto"}, "Instrument kineto"),
     ],
 )
 def test_a_planted_cell_is_found(tmp_path: Path, check: str, change: dict[str, str], value: str) -> None:
-    found = found_in(tmp_path, check, change, *([{}] if check == "mixed" else []))
+    found = found_in(tmp_path, check, change)
     assert f"3: {value}" in found if value else not found
 
 
@@ -134,22 +132,20 @@ def test_noise_has_its_spread_as_weight(tmp_path: Path) -> None:
     ("facts", "value"),
     [
         ({}, ""),
-        ({"name": "NVIDIA_H100_80GB_HBM3"}, "device NVIDIA_H100_80GB_HBM3"),
-        ({"driver": "570.9"}, "driver 570.9"),
-        ({"cuda": "12.8"}, "cuda 12.8"),
-        ({"threads": 1}, "threads 1"),
-        # Ranks of a group share the threads of the machine.
-        ({"threads": 1, "ranks": 2}, ""),
+        ({"name": "NVIDIA_H100_80GB_HBM3"}, "NVIDIA_H100_80GB_HBM3"),
+        ({"driver": "570.9"}, "570.9"),
+        ({"cuda": "12.8"}, "12.8"),
     ],
 )
 def test_a_run_on_another_device_or_software_is_found(tmp_path: Path, facts: dict[str, str], value: str) -> None:
     rows = [product(m, 9.0) for m in (1, 2, 3)] + [{**product(4, 9.0), RUN_ID: OTHER_RUN}]
-    common = {"driver": "580.1", "threads": 2}
+    common = {"driver": "580.1"}
     write_database(tmp_path, {"MatMulV2": rows}, name="NVIDIA_H200", **common)
     write_manifest(tmp_path, OTHER_RUN, **{**common, **facts})
     found = findings("mixed", CheckedDatabase(tmp_path))
     file = str(tmp_path / "runs" / f"{OTHER_RUN}.json")
-    assert [(each.row, each.value, each.file) for each in found] == ([(OTHER_RUN, value, file)] if value else [])
+    assert [(each.row, each.file) for each in found] == ([(OTHER_RUN, file)] if value else [])
+    assert all(value in each.value for each in found)
 
 
 def test_files_that_cannot_be_read_are_found_and_the_others_are_checked(tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from pathlib import Path
 
 import pandas as pd
@@ -57,20 +55,6 @@ def test_the_long_table_reads_back_equal(folder: Path, tmp_path: Path, suffix: s
     assert set(read["implementation"]) == {"torch", "nccl 2.28.9"}
     assert set(products["cache"]) == {"cold"}
     assert set(products["instrument"]) == {"cupti"}
-
-
-def test_an_exported_file_asks_another_database(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "rows.parquet"
-    assert main(["export", str(folder), "--output", str(path)]) == 0
-    capsys.readouterr()
-    assert main(["query", str(folder), "matmul", "--file", str(path), "--format", "csv"]) == 0
-    answers = list(csv.DictReader(io.StringIO(capsys.readouterr().out.partition("\n\n")[0])))
-    assert [float(answer["Duration(us)"].replace(",", "")) for answer in answers] == US
-    assert main(["query", str(folder), "Abs", "--file", str(path)]) == 1
-    pd.read_parquet(path).to_parquet(tmp_path / "plain.parquet")
-    assert main(["query", str(folder), "MatMulV2", "--file", str(tmp_path / "plain.parquet")]) == 1
 
 
 def test_compositions_are_not_written(folder: Path, tmp_path: Path) -> None:

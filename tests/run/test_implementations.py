@@ -300,13 +300,7 @@ def test_a_kernel_type_without_arguments_is_refused(ops: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     "arguments",
-    [
-        ["--new", "DIR"],
-        ["--ops", "Add"],
-        ["torch", "--new", "DIR", "--ops", "Add"],
-        ["--new", "DIR", "--ops", "Add", "--suite", "opinfo"],
-        ["--database-path", "DIR"],
-    ],
+    [["--new", "DIR"], ["--ops", "Add"], ["torch", "--new", "DIR", "--ops", "Add"], ["--database-path", "DIR"]],
     ids=" ".join,
 )
 def test_an_option_without_an_effect_is_refused(arguments: list[str]) -> None:

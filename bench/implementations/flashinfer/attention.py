@@ -18,6 +18,8 @@ from . import HEAD_SIZES, SUPPORT, expect, expect_dtype, words, workspace
 
 #: Head sizes of queries and keys, and of values, that attention on Hopper is compiled for.
 _ATTENTION_SIZES = ((64, 64), (128, 128), (256, 256), (192, 128))
+#: The size of heads of gpt-oss, whose attention has sinks.
+_SINK_SIZE = 64
 #: Numbers of keys and of sequences that the buffers of FlashInfer's wrappers hold, without a check.
 _MOST_KEYS, _MOST_SEQUENCES = 16 << 20, 32767
 #: Threads of a block that merges the heads of a token.
@@ -38,8 +40,8 @@ def attention(call: calls.Attention) -> Prepared:
     expect_dtype(calls.HALF, query=query)
     expect_dtype((query.dtype, *calls.FP8), key=key)
     expect_dtype((key.dtype,), value=value)
-    expect(call.learnable_sink is None, "attention sinks", "attention without them")
     if call.block_table is None:
+        expect(call.learnable_sink is None, "sinks of packed sequences", "sinks of sequences in pages")
         return _packed(call, *_with_rope(query, call.query_rope, key, call.key_rope))
     pages = _Pages(call.block_table, call.actual_seq_lengths_kv, call.block_size)
     if call.query_rope is not None and call.key_rope is not None:
@@ -100,6 +102,11 @@ def _paged(call: calls.Attention, pages: _Pages) -> Prepared:
     _expect_attention_sizes(head_size, caches[1].shape[-1])
     plan = {"sm_scale": call.scale, "window_left": call.window, "q_data_type": q.dtype, "kv_data_type": call.key.dtype}
     sizes = (heads, kv_heads, head_size, pages.block_size)
+    indices = (pages.starts, pages.blocks, pages.last)
+    if call.learnable_sink is not None:
+        wrapper, sink = _of_sinks(call, layout, caches), call.learnable_sink.float()
+        wrapper.plan(calls.int32(starts, q.device), *indices, *sizes, causal=call.causal, **plan)
+        return Prepared(lambda: wrapper.run(q, caches, sink, call.scale, enable_pdl=False))
     if all(end - start == 1 for start, end in pairwise(starts)):
         if call.key.dtype is torch.float8_e4m3fn and not with_lse and call.window < 0 and _is_hopper(q.device):
             return _in_fp8(call, caches, layout)
@@ -107,15 +114,32 @@ def _paged(call: calls.Attention, pages: _Pages) -> Prepared:
         wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
             workspace(q.device), layout, use_tensor_cores=heads // kv_heads >= 4
         )
-        wrapper.plan(pages.starts, pages.blocks, pages.last, *sizes, **plan)
+        wrapper.plan(*indices, *sizes, **plan)
     else:
         plan["causal"] = call.causal
         wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(q.device), layout)
-        wrapper.plan(calls.int32(starts, q.device), pages.starts, pages.blocks, pages.last, *sizes, **plan)
+        wrapper.plan(calls.int32(starts, q.device), *indices, *sizes, **plan)
     return Prepared(
         lambda: wrapper.run(q, caches, return_lse=with_lse, enable_pdl=False),
         results=_with_natural_lse if with_lse else None,
         converted=(_FROM_BASE_2,) if with_lse else (),
+    )
+
+
+def _of_sinks(call: calls.Attention, layout: str, caches: tuple[Tensor, ...]) -> Any:
+    """Returns the wrapper of attention with one more score for each head, whose kernel is compiled at its first use."""
+    q, key = call.query, caches[0]
+    # The name of the compiled kernel does not tell the size of heads: another size would be given this kernel.
+    expect(q.shape[-1] == _SINK_SIZE, f"sinks of heads of {q.shape[-1]}", f"those of {_SINK_SIZE}")
+    expect(key.dtype == q.dtype and not call.softmax_lse_flag, "sinks with FP8 or a log-sum-exp", "sinks without")
+    return flashinfer.BatchAttentionWithAttentionSinkWrapper(
+        workspace(q.device),
+        layout,
+        q_data_type=q.dtype,
+        kv_data_type=key.dtype,
+        head_dim_qk=_SINK_SIZE,
+        head_dim_vo=_SINK_SIZE,
+        window_left=call.window,
     )
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import numpy as np
 
 from opatlas import formats
 from opatlas.ask.checks.check import WHOLE_DATABASE, CheckedDatabase, Finding, finding
 from opatlas.capture.cases import pool_cases
-from opatlas.data.manifest import Manifest
+from opatlas.data.origin import run_drivers
 from opatlas.errors import noted
 from opatlas.row import columns as col
 from opatlas.row.communication import is_communication, row_kind
@@ -144,63 +143,20 @@ def origins(database: CheckedDatabase, table: RowTable) -> Iterator[Finding]:
                 yield finding(table, index, value, f"{told}, so device and software are unknown")
 
 
-#: Facts of a device that affect durations.
-_FACTS = ("driver", "cuda", "cudnn", "nccl", "cann_toolkit", "cann", "firmware", "torch_npu", "vllm_ascend", "threads")
-_PACKAGES = ("torch_npu", "vllm-ascend")
-
-
 def mixed(database: CheckedDatabase) -> Iterator[Finding]:
-    """Finds runs, and rows, that differ from most rows in device, software, cache state or instrument.
+    """Finds runs that differ from the run of the most rows in device, software, driver or threads of a CPU.
 
-    The rows of a run count for the values that its manifest states. docs/compare.md says which of these matter.
+    What a manifest does not state differs from nothing.
     """
-    rows, manifests = database.rows_by_run, database.provenance.manifests
-    told = {run_id: _manifest_facts(manifests[run_id]) for run_id in rows if run_id in manifests}
-    yield from _unlike_runs(database, rows, told)
-    yield from _unlike_cells(database)
-
-
-def _manifest_facts(manifest: Manifest) -> dict[str, str]:
-    """Returns the facts of device and software that a manifest states; values of several devices are joined."""
-    facts = [device.get("facts") for device in (manifest.device, *manifest.other_devices)]
-    known = [each for each in facts if isinstance(each, Mapping)]
-    told = {"device": " and ".join(sorted(manifest.device_names)), "torch": manifest.torch}
-    told |= {name: manifest.packages.get(name, "") for name in _PACKAGES}
-    for name in _FACTS:
-        # The ranks of a group share the threads of a CPU.
-        values = {str(each[name]) for each in known if each.get(name) and (name != "threads" or "ranks" not in each)}
-        told[name] = " and ".join(sorted(values)) or told.get(name, "")
-    return {name: value for name, value in told.items() if value}
-
-
-def _unlike_runs(
-    database: CheckedDatabase, rows: Mapping[str, int], told: Mapping[str, Mapping[str, str]]
-) -> Iterator[Finding]:
-    for name in dict.fromkeys(name for facts in told.values() for name in facts):
-        of_value: Counter[str] = Counter()
-        for run_id, facts in told.items():
-            if name in facts:
-                of_value[facts[name]] += rows[run_id]
-        (usual, most), *others = of_value.most_common()
-        for value, count in others:
-            for run_id in sorted(run_id for run_id, facts in told.items() if facts.get(name) == value):
-                path = str(database.provenance.database.runs_dir / f"{run_id}.json")
-                reason = f"{name} {value} of {pluralize(rows[run_id], 'row')}, where {most:,} rows have {usual}"
-                yield Finding(path, None, "", run_id, f"{name} {value}", reason, count)
-
-
-def _unlike_cells(database: CheckedDatabase) -> Iterator[Finding]:
-    for column in (col.CACHE_STATE, col.INSTRUMENT):
-        indices: dict[str, dict[str, list[int]]] = {}
-        for table in database.tables.values():
-            cells = table.cells(column)
-            for index in np.flatnonzero(table.replayed.known).tolist():
-                if word := cells[index].strip():
-                    indices.setdefault(word, {}).setdefault(table.kernel_type, []).append(index)
-        counts = Counter({word: sum(map(len, of_type.values())) for word, of_type in indices.items()})
-        for word, _ in counts.most_common()[1:]:
-            (usual, most), *_ = counts.most_common()
-            for kernel_type, of_type in indices[word].items():
-                reason = f"{column} {word} of {pluralize(len(of_type), 'row')}, where {most:,} rows have {usual}"
-                table = database.tables[kernel_type]
-                yield finding(table, of_type[0], f"{column} {word}", reason, len(of_type))
+    rows, provenance = database.rows_by_run, database.provenance
+    known = sorted((run_id for run_id in rows if provenance.origins.get(run_id)), key=lambda run_id: -rows[run_id])
+    for run_id in known[1:]:
+        usual, drivers = provenance.origins[known[0]], run_drivers(provenance.manifests[known[0]])
+        others = [each for each in provenance.origins[run_id] if not any(map(each.is_compatible_with, usual))]
+        own = run_drivers(provenance.manifests[run_id])
+        differs = [str(each) for each in others] + [f"driver {driver}" for driver in sorted(own - drivers) if drivers]
+        if differs:
+            path = str(provenance.database.runs_dir / f"{run_id}.json")
+            told = [str(usual[0]), *(f"driver {driver}" for driver in sorted(drivers))]
+            reason = f"{pluralize(rows[run_id], 'row')}, where {rows[known[0]]:,} rows have {', '.join(told)}"
+            yield Finding(path, None, "", run_id, ", ".join(differs), reason, rows[run_id])

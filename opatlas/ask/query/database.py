@@ -73,11 +73,7 @@ class OpenDatabase:
         input_shapes: Shapes,
         *,
         dtypes: Words = "",
-        formats: Words = "",
         output_shapes: Shapes = "",
-        output_dtypes: Words = "",
-        output_formats: Words = "",
-        runtime: Mapping[str, object] | None = None,
         implementation: str | Sequence[str] = FASTEST,
     ) -> QueryResult:
         """Returns the duration of a call.
@@ -85,7 +81,6 @@ class OpenDatabase:
         Args:
             input_shapes: `["48,18432", "7168,18432"]`, `[(48, 18432), (7168, 18432)]` or a cell of the CSV.
             dtypes: a word for each input, or one word: the dtype of the first input.
-            runtime: the values of an attention kernel: `{"num_heads": 64, "actual_seq_lengths_kv_values": [4096]}`.
             implementation: a name or several, of which the fastest that was measured; default: of all. A prediction
                 goes before a measured row only if its whole interval lies below the row's duration.
 
@@ -93,16 +88,7 @@ class OpenDatabase:
             NoAnswer: no row answers, or several do.
             OpAtlasError: the question is malformed, or the kernel type or implementation is unknown.
         """
-        question = ask(
-            kernel_type,
-            input_shapes,
-            dtypes=dtypes,
-            formats=formats,
-            output_shapes=output_shapes,
-            output_dtypes=output_dtypes,
-            output_formats=output_formats,
-            runtime=runtime,
-        )
+        question = ask(kernel_type, input_shapes, dtypes=dtypes, output_shapes=output_shapes)
         self._expect(kernel_type)
         if is_communication(kernel_type):
             raise OpAtlasError(f"{kernel_type}: a message has no shapes: ask collective(NAME, bytes=..., devices=...)")

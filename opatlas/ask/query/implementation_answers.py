@@ -57,15 +57,8 @@ _COMMON = {"device": "Device", "cache": col.CACHE_STATE, "instrument": col.INSTR
 COMPOSITION_WORDS = {False: "no", True: "yes", None: "not told"}
 #: AI cores of a 910B, whose manifests do not have them.
 _CORES_IF_UNKNOWN = 24
-#: The columns that distinguish rows with the same shapes, and the arguments of `query` for them.
-_TELLING = {
-    col.INPUT_DTYPES: "dtypes",
-    col.INPUT_FORMATS: "formats",
-    col.OUTPUT_SHAPES: "output_shapes",
-    col.OUTPUT_DTYPES: "output_dtypes",
-    col.OUTPUT_FORMATS: "output_formats",
-    **dict.fromkeys(col.RUNTIME, "runtime"),
-}
+#: Columns that distinguish rows with the same shapes, and that `query` has an argument for.
+_TELLING = {col.INPUT_DTYPES: "dtypes", col.OUTPUT_SHAPES: "output_shapes"}
 
 
 class ImplementationAnswers:
@@ -124,8 +117,8 @@ class ImplementationAnswers:
         rows = self._answering_rows(question.kernel_type, name)
         found = rows.find(question)
         if len(found) > 1:
-            columns = rows.differing(found, tuple(_TELLING))
-            arguments = ", ".join(dict.fromkeys(_TELLING[column] for column in columns))
+            columns = rows.differing(found, (*col.INPUT_SLOTS[1:], *col.OUTPUT_SLOTS, *col.RUNTIME))
+            arguments = ", ".join(_TELLING[column] for column in columns if column in _TELLING)
             raise NoAnswer(
                 f"{question.kernel_type}: {len(found)} rows have these inputs, with other {', '.join(columns)}: "
                 f"give {f'{arguments}, or ' if arguments else ''}whole rows (`opatlas query --file`)"

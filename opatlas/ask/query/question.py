@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from opatlas.errors import CellError, OpAtlasError
-from opatlas.row.columns import INPUT_SHAPES, INPUT_SLOTS, OUTPUT_SHAPES, OUTPUT_SLOTS, RUNTIME, RUNTIME_PREFIX
+from opatlas.row.columns import INPUT_DTYPES, INPUT_SHAPES, INPUT_SLOTS, OUTPUT_SHAPES, OUTPUT_SLOTS
 from opatlas.row.quality import NOISE_LIMIT, Floats, Mask
 from opatlas.row.slots import dtype_name, known_dtype, normal_words, parse_slots, split_cell
 from opatlas.text import Word, parse_whole
@@ -178,7 +178,7 @@ FORM = (*INPUT_SLOTS[1:], *OUTPUT_SLOTS[1:])
 Shape = str | Sequence[int]
 #: The shapes of several tensors: a cell of the CSV ("48,18432;7168,18432"), or a shape for each tensor.
 Shapes = str | Sequence[Shape]
-#: The dtypes or formats of several tensors: a cell of the CSV, or a word for each tensor.
+#: The dtypes of several tensors: a cell of the CSV, or a word for each tensor.
 Words = str | Sequence[str]
 
 
@@ -197,25 +197,14 @@ class Question:
     dtype: str = ""
 
 
-def ask(
-    kernel_type: str,
-    input_shapes: Shapes,
-    *,
-    dtypes: Words = "",
-    formats: Words = "",
-    output_shapes: Shapes = "",
-    output_dtypes: Words = "",
-    output_formats: Words = "",
-    runtime: Mapping[str, object] | None = None,
-) -> Question:
+def ask(kernel_type: str, input_shapes: Shapes, *, dtypes: Words = "", output_shapes: Shapes = "") -> Question:
     """Returns a question.
 
     Args:
         dtypes: a word for each input, or one word: the dtype of the first input.
-        runtime: values of Runtime columns, with or without the prefix ("num_heads" or "Runtime num_heads").
 
     Raises:
-        OpAtlasError: a shape has no dimensions, a dtype is unknown, or a Runtime column is unknown.
+        OpAtlasError: a shape has no dimensions, or a dtype is unknown.
     """
     shapes = _shapes_cell(input_shapes)
     names = _words(dtypes)
@@ -223,10 +212,11 @@ def ask(
         if name and known_dtype(name) is None:
             raise OpAtlasError(f"{kernel_type}: {name!r} is not a dtype: write BF16, FLOAT16, FLOAT8_E4M3FN, INT8, ...")
     single = len(names) == 1 and ";" in shapes
-    inputs = (shapes, "" if single else ";".join(names), ";".join(_words(formats)))
-    outputs = (_shapes_cell(output_shapes), ";".join(_words(output_dtypes)), ";".join(_words(output_formats)))
-    tensors = zip((*INPUT_SLOTS, *OUTPUT_SLOTS), (*inputs, *outputs), strict=True)
-    cells = dict(tensors) | dict(_runtime_cells(kernel_type, runtime or {}))
+    cells = {
+        INPUT_SHAPES: shapes,
+        INPUT_DTYPES: "" if single else ";".join(names),
+        OUTPUT_SHAPES: _shapes_cell(output_shapes),
+    }
     _expect_numbers(kernel_type, cells)
     return Question(kernel_type, {column: cell for column, cell in cells.items() if cell}, names[0] if single else "")
 
@@ -254,16 +244,6 @@ def _words(words: Words) -> list[str]:
 def _name(word: str) -> str:
     known = known_dtype(word)
     return dtype_name(word) if known is None else known.name
-
-
-def _runtime_cells(kernel_type: str, runtime: Mapping[str, object]) -> Iterable[tuple[str, str]]:
-    for name, value in runtime.items():
-        column = name if name.startswith(RUNTIME_PREFIX) else RUNTIME_PREFIX + name
-        if column not in RUNTIME:
-            known = ", ".join(each.removeprefix(RUNTIME_PREFIX) for each in RUNTIME)
-            raise OpAtlasError(f"{kernel_type}: there is no column {column!r}: give one of {known}")
-        words = map(str, value) if isinstance(value, Iterable) and not isinstance(value, str) else [str(value)]
-        yield column, ",".join(words)
 
 
 def _expect_numbers(kernel_type: str, cells: Mapping[str, str]) -> None:

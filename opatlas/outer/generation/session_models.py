@@ -17,12 +17,11 @@ from opatlas.row.status import Status
 from opatlas.run.implementation import Implementation, KernelSource, content_digest, default_devices
 from opatlas.run.implementation_catalog import ALL, shipped
 from opatlas.run.job import RowOutcome
-from opatlas.show.result import Column, Table
 from opatlas.text import first_line
 
 from .attempts import AttemptLog, LoopTask, ModelAttempt, RepairLoop, StopReason
 from .endpoint import ChatAnswer, ChatRequest, Endpoint, EndpointError, RecordedAnswers, model_folder
-from .experiment import ROUTED, Experiment, Route, TaskName, figures, route_of, run_of
+from .experiment import ROUTED, Route, TaskName, route_of
 from .models_file import LANGUAGE_OF_KIND, KernelLanguage, ModelsFile, read_models
 from .prompt import Prompts
 
@@ -93,21 +92,6 @@ class ModelSettings:
     def runs(self, context: Any, row_of: Callable[[Any], Any]) -> ModelRuns:
         """Returns what runs the rows of models in a process of a session (`ModelRuns`)."""
         return ModelRuns(context, row_of)
-
-    def scores(self, folder: Path) -> Iterator[Table]:
-        """Yields what the attempts in a folder achieved, in all sessions, for each model. Raises OpAtlasError."""
-        asked = (each for each in AttemptLog(folder).all() if each.model in self.models.values())
-        experiment = Experiment([run_of(folder, asked)])
-        rows = []
-        for model, own in experiment.by_model():
-            found = figures(own)
-            passed = found["passed"]
-            attempts = passed["of"] + found["fixes"]
-            rows.append((model, passed["of"], passed["passed"], found["passed_first"], attempts, found["cost_usd"]))
-        if rows:
-            cost = Column("cost($)", "{:.4f}".format)
-            columns = ("model", "tasks", "passed", "at the first attempt", "attempts", cost)
-            yield Table(columns, rows, f"models: opatlas score {folder}")
 
     def told(self) -> Mapping[str, object]:
         """Returns what a manifest records."""

@@ -225,19 +225,12 @@ def {name}_kernel_impl({parameters}):
 '''
 
 
-def operator_files(folder: Path, operators: Sequence[str], suite: str = "") -> dict[Path, str]:
-    """Returns files to begin kernels of operators of torch with: path and text.
-
-    Args:
-        operators: the operators ("add.Tensor").
-        suite: a suite, whose operators are taken that are no variants of others.
+def operator_files(folder: Path, operators: Sequence[str]) -> dict[Path, str]:
+    """Returns files to begin kernels of operators of torch ("add.Tensor") with: path and text.
 
     Raises:
-        OpAtlasError: torch has no such operator, or the suite cannot be listed.
+        OpAtlasError: torch has no such operator.
     """
-    if suite:
-        rows = list_suite(suite, "cpu").rows.items()
-        operators = [texts.overload_of(name) for name, own in rows if not any(cells[col.FUNCTIONAL] for cells in own)]
     return {
         folder / name / f"{name}_implementation_v1.py": _text(folder, operator)
         for operator in operators
