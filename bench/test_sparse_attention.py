@@ -113,6 +113,21 @@ def test_index_block_scores(row, replay):
     replay(impl.index_block_scores, *tensors, expected=formulas.index_block_scores)
 
 
+@replays("_topk_index_kernel", npu="opatlas.bench.implementations.torch.choose_blocks")
+def test_choose_blocks(row, replay):
+    """Replays the choice of blocks of keys (H, T, K), of which a query sees those up to its own.
+
+    Slots: scores (H, T, blocks), lengths.
+    """
+    row.expect_inputs(2)
+    _, tokens, blocks, sequences, *_, chosen = row.sizes("heads,tokens,blocks; sequences -> heads,tokens,chosen")
+    row.expect(sequences and not tokens % sequences, INPUT_SHAPES, "the sequences have unequally many queries")
+    row.assume(f"blocks of {impl.MSA_BLOCK} keys")
+    _, keys, _ = _sequences(row, tokens, (sequences * blocks, impl.MSA_BLOCK), (sequences, blocks))
+    scores, lengths = row.tensor(0, *fia.RANGE), row.lengths(keys, host=False)
+    replay(impl.choose_blocks, scores, lengths, chosen, expected=formulas.choose_blocks)
+
+
 #: Keys of a block that native sparse attention chooses, tokens of a sum, and from the first of one to that of the next.
 _NSA_BLOCK, _NSA_SUM, _NSA_STRIDE = 64, 32, 16
 

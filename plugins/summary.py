@@ -84,7 +84,7 @@ def _written_fields(session: Session) -> Mapping[str, object]:
         updated, added, marked = (counts.total() for counts in (merged.updated, merged.added, merged.marked))
         found["written"] = f"{updated} updated, {added} added, {marked} marked, {len(merged.pruned)} pruned"
         for database in session.records.pruned_in:
-            restore = f"`opatlas history {database.path} --restore pruned` brings them back"
+            restore = f"moved elsewhere, `opatlas combine {database.path} FOLDER` brings them back"
             found["pruned rows"] = (str(database.pruned_dir), restore)
         if merged.unmatched:
             found["no row"] = (len(merged.unmatched), f"{settings.unit}s: not added")

@@ -234,6 +234,21 @@ def index_block_scores(draw: Draw, query: Tensor, key: Tensor, table: Tensor, le
     return (Part(at, found[at]),)
 
 
+@parts(view=_sort_scores)
+def choose_blocks(draw: Draw, scores: Tensor, lengths: Tensor, count: int) -> tuple[Part, ...]:
+    """Returns the largest scores of the blocks of 128 keys up to the query's own (Lai et al. 2026)."""
+    heads, tokens, blocks = scores.shape
+    seen, own = torch.full_like(scores, -torch.inf), tokens // len(lengths)
+    numbers = draw(heads * tokens, elements=count, terms=2 * blocks)
+    for h, t in (divmod(number, tokens) for number in numbers):
+        visible = (int(lengths[t // own]) - own + t % own) // 128 + 1
+        seen[h, t, :visible] = scores[h, t, :visible]
+    at = index_of([divmod(number, tokens) for number in numbers], scores.device)
+    best = seen[at].sort(dim=-1, descending=True).values[:, :count]
+    best = torch.nn.functional.pad(best, (0, count - best.shape[-1]), value=-torch.inf)
+    return (Part(at, Largest(seen[at], best, slack=0)),)
+
+
 @parts()
 @calls.takes
 def nsa_select_attention(draw: Draw, call: calls.NsaSelectedInfer) -> tuple[Part, ...]:

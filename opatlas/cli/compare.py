@@ -168,7 +168,7 @@ def history(
     /,
     *rows: Annotated[str, Parameter(name="ROW")],
     fail_slower: Percent | None = None,
-    restore: Literal["csvs", "pruned"] | None = None,
+    restore: Literal["csvs"] | None = None,
 ) -> Result:
     """The rows that became slower or faster from some run on; with ROW what it took in each run.
 
@@ -183,19 +183,16 @@ def history(
         rows: a kernel type, as in opatlas query, or a row as pytest names it: its id, the digest at the end of the id,
             or a part of the id.
         fail_slower: exit with 1 if a row is slower by more than this, such as 5%, after its newest change.
-        restore: csvs makes the CSVs again from the histories of their runs and the samples of ingests; pruned brings
-            pruned rows back into the CSVs, all or those that are named.
+        restore: csvs makes the CSVs again from the histories of their runs and the samples of ingests.
     """
     expect_database(database)
     if fail_slower is not None and restore:
         raise UsageError("--fail-slower tests durations: leave it out with --restore")
-    if restore == "csvs":
+    if restore:
         if rows:
             raise UsageError(f"--restore csvs makes all CSVs again: leave out {' '.join(rows)}")
         return _rebuild(Database(database))
     chosen = _choice(Database(database), rows)
-    if restore == "pruned":
-        return _unprune(Database(database), chosen)
     changed = find_regressions(Database(database), chosen) if fail_slower is not None or not rows else None
     shown = _runs(Database(database), chosen) if rows else _changes(database, changed)
     problems = [*shown.problems, *(_slower_since(changed, fail_slower) if changed and fail_slower is not None else ())]
@@ -353,21 +350,6 @@ def _conditions(run: RowRun) -> str:
 
 def _growth(before: float | None, now: float | None) -> float | None:
     return None if before is None or now is None else now / before - 1
-
-
-def _unprune(database: Database, chosen: RowChoice) -> Result:
-    from opatlas.data.restore import unprune
-
-    with held(database, "history --restore pruned") as problems:
-        done = unprune(database, chosen)
-    problems += done.problems
-    if not problems:
-        chosen.expect(len(done.restored) + len(done.kept), str(database.pruned_dir))
-    counts = {
-        "restored": len(done.restored),
-        "still pruned": (len(done.kept) or None, "the CSV has a row of the same signature"),
-    }
-    return Result([Fields(counts, str(database.path))], problems=problems)
 
 
 def _rebuild(database: Database) -> Result:

@@ -1,4 +1,4 @@
-"""Rows that are not what their runs measured: CSVs that are made again, edited rows, and pruned rows that come back.
+"""Rows that are not what their runs measured: CSVs that are made again, and edited rows.
 
 Edited: somebody changed shapes, dtypes or lengths of a row after its run. The log of the run that the row names has no
 record of a row with its present cells. So the duration and the status belong to another case. A row whose run is not in
@@ -13,16 +13,14 @@ from dataclasses import dataclass, field
 
 from opatlas.data import log
 from opatlas.data.cells import Candidate, candidates_of_records
-from opatlas.data.database import PRUNED_REASON, Database
+from opatlas.data.database import Database
 from opatlas.data.fold import TableFold
 from opatlas.data.log import COMBINE, Log, Pooled
 from opatlas.data.manifest import RunOrder, read_manifests
 from opatlas.errors import OpAtlasError, TableError, noted
-from opatlas.grouping import positions_by_key
 from opatlas.progress import gc_paused
 from opatlas.row.columns import POOLED, RUN_ID, STATUS_RUN_ID
 from opatlas.row.record import RowName
-from opatlas.row.signature import RowChoice
 from opatlas.row.status import UpdateMode
 from opatlas.row.table import RowTable
 
@@ -133,64 +131,6 @@ def _explained(table: RowTable, known: Log) -> list[int]:
         if is_known:
             found.append(position)
     return found
-
-
-@dataclass
-class UnpruneResult:
-    """The result of `unprune`.
-
-    Attributes:
-        restored: rows that are in the CSVs again.
-        kept: rows that stay in `pruned/`, because the CSV has a row of the same signature.
-        problems: files that could not be read or written.
-    """
-
-    restored: list[RowName] = field(default_factory=list)
-    kept: list[RowName] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-
-
-def unprune(database: Database, chosen: RowChoice) -> UnpruneResult:
-    """Moves pruned rows back, file by file: adds them to the CSV, then removes them from `pruned/`.
-
-    Of several pruned rows with one signature, the last one is moved and the others stay.
-
-    Raises:
-        OpAtlasError: the database cannot be locked.
-    """
-    unpruned = UnpruneResult()
-    with database.lock():
-        for kernel_type in database.pruned_types():
-            with noted(unpruned.problems):
-                _unprune_table(database, kernel_type, chosen, unpruned)
-    return unpruned
-
-
-def _unprune_table(database: Database, kernel_type: str, chosen: RowChoice, unpruned: UnpruneResult) -> None:
-    pruned = database.pruned(kernel_type)
-    fold = TableFold(database.read_or_empty(kernel_type))
-    restored: dict[int, RowName] = {}
-    kept = []
-    for signature, positions in positions_by_key(pruned.signatures).items():
-        if not chosen.holds(kernel_type, signature):
-            continue
-        row = RowName(kernel_type, signature)
-        if signature in fold.positions:
-            kept.append(row)
-        else:
-            restored[positions[-1]] = row
-            kept += [row] * (len(positions) - 1)
-    if restored:
-        for cells in pruned.rows(sorted(restored)):
-            fold.append({name: cell for name, cell in cells.items() if cell and name != PRUNED_REASON})
-        fold.write(database)
-        left = pruned.without(restored)
-        if len(left):
-            database.write(left)
-        else:
-            pruned.path.unlink()
-    unpruned.restored += restored.values()
-    unpruned.kept += kept
 
 
 @dataclass

@@ -190,7 +190,7 @@ def _column(words: Words, which: int) -> str:
 
 #: Kernels that read keys in pages; the lengths of the sequences say how many.
 _PAGED = frozenset(
-    {"FusedInferAttentionScore", "LightningIndexer", "SparseFlashAttention"}
+    {"FusedInferAttentionScore", "LightningIndexer", "SparseFlashAttention", "_topk_index_kernel"}
     | {"NsaCompressAttentionInfer", "NsaSelectedAttentionInfer", "SparseAttentionScore", "_decode_index_score_kernel"}
 )
 

@@ -152,17 +152,17 @@ class _ModelStep(StepCalls):
         yield replace(rope, instead=from_table)
 
     def block_attention(self, own: BlockIndexer) -> Iterator[ModelCall]:
-        """Yields the scores of blocks of keys for each query, and the attention to the best ones."""
+        """Yields the scores of blocks of keys for each query, the choice of the best, and the attention to these."""
         layers, heads, width = own.layers, max(own.index_n_heads // self.tp, 1), own.index_head_dim
         yield from self.products("indexer_qk")
         for part, g in (("indexer_query_norm", heads), ("indexer_key_norm", 1)):
             yield self.call(part, "RmsNorm", "head_rms_norm", layers, g=g, d=width)
         yield from self.rope("indexer_rope", layers, q=heads, kv=1)
-        sizes = {"q": heads, "d": width}
+        top = own.index_topk_blocks
         for group in model_step.alike_sequences(self.groups):
-            scores = "_decode_index_score_kernel"
-            yield self.of_sequences("indexer", scores, "index_scores", layers, group, **sizes)
-            top = own.index_topk_blocks
+            scores, choice = "_decode_index_score_kernel", "_topk_index_kernel"
+            yield self.of_sequences("indexer", scores, "index_scores", layers, group, q=heads, d=width)
+            yield self.of_sequences("block_choice", choice, "chosen_blocks", layers, group, q=heads, top=top)
             yield self.of_sequences("block_attention", "SparseAttentionScore", "sparse_blocks", layers, group, top=top)
 
     def attend(self, part: str, pattern: str, layers: int, group: Sequence[Sequences], **sizes: int) -> ModelCall:

@@ -157,6 +157,7 @@ def _parts(model: ModelFacts, tp: int, lm_head: bool | None) -> Iterator[tuple[s
         of_index = max(blocks.index_n_heads // tp, 1)
         yield "sparse_blocks", (heads, kv_heads, model.head_dim, blocks.index_topk_blocks)
         yield "index_scores head_norms", (of_index, blocks.index_head_dim)
+        yield "chosen_blocks", (of_index, blocks.index_topk_blocks)
     yield "vocab", (model.vocab,)
     yield "embedding", (-(-model.vocab // tp), model.hidden)
 
@@ -187,6 +188,7 @@ SOURCES: Mapping[str, tuple[str, ...]] = {
     "gated_norms": ("q", "dv"),
     "sparse_blocks": ("q", "kv", "d", "top"),
     "index_scores": ("q", "d"),
+    "chosen_blocks": ("q", "top"),
     "vocab": ("vocab",),
     "embedding": ("vocab", "h"),
     **dict.fromkeys(_ROUTERS, ("e", "top", "h")),

@@ -87,6 +87,7 @@ _FP8_ROWS = "6,73 | DT_BF16 -> 6,73;6 | FLOAT8_{};FLOAT"
 _FP8_BLOCKS = "6,{0} | DT_BF16 -> 6,{0};6,{1} | FLOAT8_E4M3FN;FLOAT"
 
 KDA, MAMBA = "ChunkKdaFwd", "mamba_chunk_scan_combined_varlen"
+CHOSEN = "_topk_index_kernel"
 SCORES, SUMS = "_decode_index_score_kernel", "NsaCompressAttentionInfer"
 TRAINED, STORED = "NsaSelectedAttention", "NsaCompressWithCache"
 _TRAINED, _SUMS, _STORED = "nsa_train_attention", "nsa_compress_attention", "nsa_compress_infer"
@@ -169,6 +170,9 @@ MISTAKES: list[tuple[Any, ...]] = [
     (SCORES, "other pages", lambda q, k, table, own: impl.index_block_scores(q, k, table.flip(-1), own), 0),
     (SCORES, "the smallest", lambda q, *own: impl.index_block_scores(-q, *own), 0),
     (SCORES, "a block less", lambda *own: impl.index_block_scores(*own[:3], own[3] - 8), 0),
+    (CHOSEN, "the smallest", lambda scores, *own: impl.choose_blocks(-scores, *own), 0),
+    (CHOSEN, "later blocks, too", lambda scores, kv, top: impl.choose_blocks(scores, kv + 4096, top), 0),
+    (CHOSEN, "of another head", lambda scores, *own: impl.choose_blocks(scores.roll(1, 0), *own), 0),
     (SELECTED, "other blocks", arguments(_SELECTED, lambda *own: (*own[:3], own[3].roll(1, 0), *own[4:])), 0),
     (SELECTED, "blocks of half the size", keywords(_SELECTED, select_block_size=lambda size: size // 2), 0),
     (SELECTED, "one key more", keywords(_SELECTED, actual_seq_kvlen=lambda own: [kv + 1 for kv in own]), 0),

@@ -43,11 +43,11 @@ from opatlas.cli.main import main
 from opatlas.data import log
 from opatlas.data.database import Database
 from opatlas.data.fold import add_rows
-from opatlas.data.restore import clear_edited, unprune
+from opatlas.data.restore import clear_edited
 from opatlas.data.write_back import recover, write_back
 from opatlas.row import columns as col
 from opatlas.row.record import Measurement, Record
-from opatlas.row.signature import RowChoice, signature
+from opatlas.row.signature import signature
 from opatlas.row.status import Status, UpdateMode
 
 COUNTER = "MicroBench aic_mac_ratio"
@@ -310,7 +310,7 @@ def test_a_run_that_appended_rows_and_replaced_a_typed_duration_appends_when_the
     assert csvs(database) == before
 
 
-@pytest.mark.parametrize("by", ["session", "combine", "copy", "unprune"])
+@pytest.mark.parametrize("by", ["session", "combine", "copy"])
 def test_the_empty_shape_of_an_appended_row(database: Database, other: Database, by: str) -> None:
     name = signature("Abs", SCALAR)
     if by == "session":
@@ -319,12 +319,8 @@ def test_the_empty_shape_of_an_appended_row(database: Database, other: Database,
     elif by == "combine":
         write(other, [SCALAR])
         joined(database, other)
-    elif by == "copy":
-        add_rows(database, {"Abs": [SCALAR]})
     else:
-        database.pruned_dir.mkdir()
-        write(Database(database.pruned_dir), [{**SCALAR, "Pruned Reason": "why"}])
-        assert unprune(database, RowChoice()).restored
+        add_rows(database, {"Abs": [SCALAR]})
     added = read(database)[-1]
     assert (added[col.INPUT_SHAPES], added[col.OUTPUT_SHAPES]) == ('""', '""')
     assert signature("Abs", added) == name

@@ -24,7 +24,6 @@ def test_no_absolute_path_goes_up_again(tmp_path: Path, monkeypatch: pytest.Monk
     [
         ["history", "PATH", "Abs"],
         ["history", "PATH", "--restore", "csvs"],
-        ["history", "PATH", "--restore", "pruned"],
         ["combine", "PATH", "."],
         ["plot", "PATH", "--output", "out"],
         ["ingest", "--profiling-path", ".", "--database-path", "PATH"],

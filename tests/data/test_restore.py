@@ -1,10 +1,9 @@
-"""`opatlas history --restore`: the CSVs are made again from the histories, to the letter; pruned rows come back."""
+"""`opatlas history --restore`: the CSVs are made again from the histories, to the letter."""
 
 from __future__ import annotations
 
 import csv
 import dataclasses
-import json
 from pathlib import Path
 
 import pytest
@@ -14,10 +13,9 @@ from folding import csvs, filled, imported, killed, write_back_records
 from opatlas.cli.main import main
 from opatlas.data.database import Database, SessionLock
 from opatlas.data.journal import JournalHeader
-from opatlas.data.restore import rebuild, unprune
+from opatlas.data.restore import rebuild
 from opatlas.data.write_back import recover, write_back
-from opatlas.row.record import RowName
-from opatlas.row.signature import RowChoice, digest, signature
+from opatlas.row.signature import signature
 from opatlas.row.status import UpdateMode
 
 
@@ -106,54 +104,20 @@ def shapes(emptied: Database, kernel_type: str = "Abs") -> list[str]:
     return [row["Input Shapes"] for row in read(emptied, kernel_type)]
 
 
-def test_all_rows_come_back_with_their_columns(emptied: Database) -> None:
-    columns = list(read(emptied)[0])
-    assert main(["history", str(emptied.path), "--restore", "pruned"]) == 0
+def test_pruned_rows_that_were_moved_elsewhere_are_combined(emptied: Database, tmp_path: Path) -> None:
+    assert (pruned(emptied), pruned(emptied, "Neg")) == (["2,4", "3,4"], ["4,4"])
+    emptied.pruned_dir.rename(tmp_path / "back")
+    assert main(["combine", str(emptied.path), str(tmp_path / "back")]) == 0
     rows = read(emptied)
     assert [row["Note"] for row in rows] == ["of 1", "of 2", "of 3"]
-    assert list(rows[0]) == columns
     assert (rows[1]["Status"], rows[1]["Status Run ID"]) == ("failed", "run-1")
     assert shapes(emptied, "Neg") == ["4,4"]
-    assert not list(emptied.pruned_dir.glob("*.csv"))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        digest("Abs", signature("Abs", cells(2))),
-        "abs-2x4",
-        f"bench/test_x.py::test_abs[Abs-2x4-FLOAT-2x4-{digest('Abs', signature('Abs', cells(2)))}]",
-    ],
-)
-def test_one_row_by_its_name(emptied: Database, name: str) -> None:
-    assert main(["history", str(emptied.path), name, "--restore", "pruned"]) == 0
-    assert (shapes(emptied), pruned(emptied), pruned(emptied, "Neg")) == (["1,4", "2,4"], ["3,4"], ["4,4"])
-
-
-def test_a_row_that_is_there_again_stays_in_pruned(emptied: Database, capsys: pytest.CaptureFixture[str]) -> None:
-    write(emptied, [*read(emptied), {**cells(2), "Average Duration(us)": "5.0000"}])
-    assert main(["history", str(emptied.path), "--restore", "pruned", "--json"]) == 0
-    assert (shapes(emptied), pruned(emptied)) == (["1,4", "2,4", "3,4"], ["2,4"])
-    assert read(emptied)[1]["Average Duration(us)"] == "5.0000"
-    assert json.loads(capsys.readouterr().out) == {str(emptied.path): {"restored": 2, "still pruned": 1}}
-
-
-def test_a_row_that_was_pruned_twice_comes_back_once(emptied: Database) -> None:
-    write(emptied, [cells(2)])
-    write_back(emptied, [record(2, run="run-2")], UpdateMode.ALL, prune=True)
-    rows = {size: RowName("Abs", signature("Abs", cells(size))) for size in (2, 3)}
-    of_neg = RowName("Neg", signature("Neg", cells(4)))
-    done = unprune(emptied, RowChoice(()))
-    assert ({*done.restored}, done.kept, done.problems) == ({of_neg, *rows.values()}, [rows[2]], [])
-    assert [row["Status Run ID"] for row in read(emptied) if row["Input Shapes"] == "2,4"] == ["run-2"]
-    assert pruned(emptied) == ["2,4"]
-
-
-@pytest.mark.parametrize("what", ["csvs", "pruned"])
-def test_a_database_that_a_session_has_is_refused(emptied: Database, what: str) -> None:
+def test_a_database_that_a_session_has_is_refused(emptied: Database) -> None:
     lock = SessionLock(emptied, run_id="run-3", command="pytest")
     lock.acquire()
     before = csvs(emptied)
-    assert main(["history", str(emptied.path), "--restore", what]) == 1
+    assert main(["history", str(emptied.path), "--restore", "csvs"]) == 1
     assert (csvs(emptied), pruned(emptied)) == (before, ["2,4", "3,4"])
     lock.release()

@@ -129,8 +129,6 @@ def test_the_change_is_to_the_last_run_in_the_same_conditions(
         ("nothing Abs", 2),
         ("nothing", 2),
         ("nothing --restore csvs", 2),
-        ("nothing --restore pruned", 2),
-        ("DB Nothing --restore pruned", 1),
         ("DB Abs --restore csvs", 2),
         ("DB --restore csvs --fail-slower 5%", 2),
         ("DB --restore rows", 2),

@@ -230,7 +230,15 @@ CALLED: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
     "blocks of keys": (
         "minimax_m3",
         BLOCKS,
-        {"attention": 3, "indexer": 5, "block_attention": 5, "rope": 8, "indexer_rope": 5, "down": 2, "router": 6},
+        {
+            "attention": 3,
+            "indexer": 5,
+            "block_choice": 5,
+            "block_attention": 5,
+            "rope": 8,
+            "indexer_rope": 5,
+            "down": 2,
+        },
     ),
 }
 

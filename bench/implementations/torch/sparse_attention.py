@@ -15,6 +15,8 @@ from .matmul import needs_float32
 
 #: Elements that are computed at a time: 128 MiB in half precision.
 _AT_A_TIME = 1 << 26
+#: Keys of a block of MiniMax-M3.
+MSA_BLOCK = 128
 
 
 @calls.takes
@@ -112,6 +114,18 @@ def index_block_scores(query: Tensor, key: Tensor, block_table: Tensor, lengths:
         best[sequence] = products.unflatten(-1, (blocks, size)).amax(dim=-1)
     at = (last // size)[..., None, None].expand(*best.shape[:3], 1).long()
     return best.scatter_(-1, at, math.inf).flatten(0, 1).transpose(0, 1).contiguous()
+
+
+def choose_blocks(scores: Tensor, lengths: Tensor, count: int) -> Tensor:
+    """Maps (H, T, blocks) to the `count` blocks of each query with the largest ones, the best first, in int32.
+
+    Blocks after the query's own do not count; -1 stands where there are fewer. Sequences are as for the scores.
+    """
+    own, blocks = scores.shape[1] // len(lengths), torch.arange(scores.shape[-1], device=scores.device)
+    last = ((lengths - own)[:, None] + torch.arange(own, device=scores.device)).flatten() // MSA_BLOCK
+    best, at = scores.masked_fill(blocks > last[:, None], -math.inf).topk(min(count, len(blocks)), dim=-1)
+    found = at.to(torch.int32).masked_fill_(best == -math.inf, -1)
+    return functional.pad(found, (0, count - found.shape[-1]), value=-1)
 
 
 @calls.takes
