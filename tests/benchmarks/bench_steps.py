@@ -216,15 +216,22 @@ def fit(steps: Iterable[Measured]) -> StepConstants:
     """
     steps = [each for each in steps if each.is_fitted()]
     graph = [each for each in steps if not each.cost.step.is_eager]
-    free = [each for each in graph if each.kernels_us is not None and each.mhz >= _FREE_MHZ]
+    # Before a collective there is another gap.
+    alone = [each for each in graph if not each.messages]
+    free = [each for each in alone if each.kernels_us is not None and each.mhz >= _FREE_MHZ]
     gap = median((each.us - (each.kernels_us or 0.0)) / each.kernels for each in free)
     host = [each for each in steps if each.cost.step.is_eager and each.us > _HOST_BOUND * each.cost.us]
     launch = median(each.us / each.kernels for each in host) if host else math.nan
     placed = [each for each in free if each.in_place or each.kind == "decode, dense"]
     terms = [[_place(each, number) for number in range(3)] for each in placed]
     place, product, attention = _least_squares(terms, [(each.later_us, each.us) for each in placed])
-    reduced = [(each, part) for each in graph for part in each.messages if each.in_place[part.part][0]]
-    message = median(each.in_place[part.part][0] - (part.us_per_call or 0.0) for each, part in reduced)
+    waits = [
+        sum(each.in_place[part.part][:2]) - (part.us_per_call or 0.0) - gap
+        for each in graph
+        for part in each.messages
+        if any(each.in_place[part.part])
+    ]
+    message = median(waits) if waits else math.nan
     numbers = (gap, launch, place, product, attention, message, *_of_reduces(), 0.0, 0.0, 0.0, 0.0)
     found = StepConstants(*(round(value, 4) for value in numbers))
     capped = [each for each in graph if each.mhz < _FREE_MHZ]
@@ -270,9 +277,8 @@ def held_out(steps: list[Measured]) -> Iterator[tuple[str, list[Measured], StepC
     for name in dict.fromkeys(each.machine for each in steps):
         constants = fit(each for each in steps if each.machine != name)
         own = [each for each in steps if each.machine == name]
-        # Without eager steps elsewhere nothing is known of a host.
-        is_known = not math.isnan(constants.launch_us)
-        yield "another machine", [each for each in own if is_known or not each.cost.step.is_eager], constants
+        # Without eager steps elsewhere nothing is known of a host, without collectives nothing of these.
+        yield "another machine", [each for each in own if not math.isnan(each.error(constants))], constants
 
 
 def errors_needed(columns: list[tuple[str, list[Measured], StepConstants]]) -> dict[str, float]:

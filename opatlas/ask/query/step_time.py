@@ -136,7 +136,7 @@ def step_time(cost: ModelCost, constants: StepConstants | None = None) -> StepTi
         constants.gap_us * kernels,
         sum(constants.later_us(part) * part.calls for part in alone),
         sum(later_us(part) * part.calls for part in messages),
-        constants.capped * max(at_peak_us - constants.busy * sum(part.us or 0.0 for part in alone), 0.0),
+        constants.capped * max(at_peak_us - constants.busy * sum(part.us or 0.0 for part in (*alone, *messages)), 0.0),
     )
     if cost.step.is_eager:
         found = replace(found, host_us=max(constants.launch_us * kernels - found.us, 0.0))
