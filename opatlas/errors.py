@@ -75,6 +75,15 @@ def noted(problems: list[str], kind: type[OpAtlasError] = OpAtlasError) -> Itera
 
 
 @contextmanager
+def described(problems: list[str], place: Path | str, remedy: str) -> Iterator[None]:
+    """A context that any error ends, and that adds what `describe_error` says of the error to the problems."""
+    try:
+        yield
+    except Exception as error:
+        problems.append(describe_error(error, place, remedy))
+
+
+@contextmanager
 def usage_errors() -> Iterator[None]:
     """Turns an OpAtlasError into a UsageError, for code that checks arguments before anything is done."""
     try:

@@ -171,14 +171,17 @@ class ProcessHooks:
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, None, None]:
         """Merges and reports: the innermost wrapper, inside that of the terminal, which prints the summary.
 
-        Other plugins have finished: xdist has ended its workers. The merge also runs if another plugin has failed.
+        The merge also runs if another plugin has failed. xdist's own hook waits until its workers and their devices
+        have ended: workers that have closed their journals end meanwhile.
         """
+        workers_end = self._context.is_controller and not self._context.silent_workers
         try:
             self._session.complete(session)
-            return (yield)
+            result = None if workers_end else (yield)
         finally:
             self._session.merge()
             self._session.report(session)
+        return (yield) if workers_end else result
 
 
 class MainHooks:

@@ -20,7 +20,7 @@ from opatlas.data.op_mapping import write_default_mapping
 from opatlas.data.origin import Provenance
 from opatlas.data.restore import EditedRows, clear_edited, edited_rows
 from opatlas.data.write_back import recover
-from opatlas.errors import OpAtlasError, TableError, describe_error
+from opatlas.errors import OpAtlasError, TableError, described
 from opatlas.files import expect_folder
 from opatlas.row.columns import RUN_ID, STATUS, STATUS_REASON
 from opatlas.row.record import RAN_AS
@@ -131,13 +131,7 @@ def _plan_target(context: SessionContext, number: int, base: _BaseRows) -> Plan:
         present = PresentSetup(target.origin, driver, context.code)
         stale_runs = StaleRuns((own.provenance or Provenance(database)).manifests, present)
     chosen = make_plan(
-        target,
-        settings,
-        number,
-        elsewhere=elsewhere,
-        requested=requested,
-        unmeasured=edited.positions,
-        stale_runs=stale_runs,
+        target, settings, number, elsewhere=elsewhere, requested=requested, edited=edited, stale_runs=stale_runs
     )
     if len(settings.targets) > 1:
         for table in chosen.tables.values():
@@ -199,6 +193,8 @@ def _prepare_for(
         place = target.rows_from if Database(target.rows_from).kernel_types() else "the starter database"
         told = f"{target.implementation.label}: {pluralize(added, 'row')} without durations added from {place}"
         plan.prepared.append(told)
+    if settings.source.is_listed or target.rows_from is not None:
+        edited.tables.clear()
     if own.lock is not None and own.lock.stale is not None:
         plan.prepared.append(f"{own.lock.stale} was killed; took the database over from it")
     return edited
@@ -274,7 +270,7 @@ def make_plan(
     *,
     elsewhere: Collection[str] = (),
     requested: Rows | None = None,
-    unmeasured: Mapping[str, Sequence[int]] | None = None,
+    edited: EditedRows | None = None,
     stale_runs: StaleRuns | None = None,
 ) -> Plan:
     """Reads the database of a target and decides which of its rows are run; writes nothing.
@@ -286,13 +282,13 @@ def make_plan(
             database whose rows an implementation measures, and of the tasks of the session.
         requested: cells of the rows that options name, by kernel type. They are the cases, in this order, whether or
             not the database has them; None: the rows of the database.
-        unmeasured: positions of rows whose durations and statuses do not count, by kernel type.
+        edited: rows whose durations and statuses do not count, and tables that need not be read again.
         stale_runs: the runs whose durations are stale; None unless only stale durations are measured.
 
     Raises:
         OpAtlasError: the database lacks a chosen kernel type, or no row has a variable of --where.
     """
-    database, implementation = Database(target.path), target.implementation
+    database, implementation, edited = Database(target.path), target.implementation, edited or EditedRows()
     names = database.kernel_types() if requested is None else list(requested)
     ops = {meant for word in chosen.ops for meant in kernel_types_meant(word, {*names, *elsewhere})}
     plan = Plan(ops=frozenset(ops))
@@ -302,10 +298,12 @@ def make_plan(
     if lacking := [name for name in types if not implementation.implements(name)]:
         plan.notes.append(f"{implementation.name} has no function for {', '.join(lacking)}")
     for name in (name for name in names if (not ops or name in ops) and name not in lacking):
-        try:
+        # An error in one file does not keep the rows of other files from running.
+        remedy = "its rows are left out; report this error with the file"
+        with described(plan.problems, database.path / f"{name}.csv", remedy):
             rows = None if requested is None else requested[name]
-            in_file = database.read_or_empty(name)
-            read = _with_rows(in_file, rows, (unmeasured or {}).get(name, ()))
+            in_file = edited.tables.get(name) or database.read_or_empty(name)
+            read = _with_rows(in_file, rows, edited.positions.get(name, ()))
             table = CaseTable(read, len(in_file), number, implementation.suffix, label=name)
             _choose(table, None if rows is None else [signature(name, row) for row in rows], chosen, stale_runs)
             others = read if target.captures is None else Database(target.captures).read_or_empty(name)
@@ -313,10 +311,6 @@ def make_plan(
             table.captured = (read if target.captures is None else read.with_captured(others)).captured.us
             table.table = read.without_derived()
             plan.tables[table.key] = table
-        except Exception as error:
-            # An error in one file does not keep the rows of other files from running.
-            place = database.path / f"{name}.csv"
-            plan.problems.append(describe_error(error, place, "its rows are left out; report this error with the file"))
     release_memory()
     _expect_variables(chosen, plan)
     return plan

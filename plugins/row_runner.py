@@ -114,9 +114,9 @@ class RowRunner:
         return self._samples
 
     def begin(self) -> None:
-        """Lets the process of the device import torch while pytest collects; it inherits the present output."""
+        """Lets the processes of devices import torch while pytest collects; they inherit the present output."""
         settings = self._context.settings
-        if not settings.in_process and settings.ray is None and settings.prof_path is None:
+        if not settings.in_process and settings.prof_path is None:
             with contextlib.suppress(DeviceGone):
                 self.scheduler().begin()
 

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 import pytest
 
 from opatlas.capture.profile_samples import Profile
-from opatlas.data.csv_files import write_text
+from opatlas.data.csv_files import write_bytes, write_text
 from opatlas.data.database import Database
 from opatlas.data.journal import JournalHeader, count_run_records
 from opatlas.data.log import start_of_run
@@ -132,7 +132,7 @@ class SharedFolder:
 
 
 _WORKER_INPUT = "opatlas"
-_STOP = "stop"
+_STOP, _PLAN = "stop", "plan"
 #: In the shared folder: how many items at the end of the collection need several devices.
 EXCLUSIVE_ITEMS = "exclusive"
 #: How often a worker looks whether the others have ended, in seconds.
@@ -145,7 +145,7 @@ class SessionContext:
     """What the parts of a session share in one process of pytest.
 
     A process is the only one of its session, or the controller of xdist, or one of its workers. The controller makes
-    the plan before its workers start. The processes share the run id, the plan and a folder.
+    the plan while its workers start. The processes share the run id, the plan and a folder.
 
     Attributes:
         worker: the id that xdist gives a worker; "" in other processes.
@@ -178,8 +178,6 @@ class SessionContext:
         self._loads: dict[bool, tuple[MachineState, list[DeviceState]]] = {}
         self.waits = DeviceWaits(self.tell_once)
         self.plan: Plan | None = None
-        #: In a worker: the plan, pickled by the controller.
-        self._received: bytes = received.get("plan", b"")
         self.profile: Profile | None = None
         #: Empty until the settings are read.
         self._databases: Sequence[TargetDatabase] = ()
@@ -336,19 +334,20 @@ class SessionContext:
             "shared_dir": str(self.shared.path),
             "controller": str(os.getpid()),
             "place": str(place),
-            "plan": self._sent_plan,
         }
 
-    @cached_property
-    def _sent_plan(self) -> bytes:
-        """The plan, as all workers get it."""
-        return pickle.dumps(self.plan, protocol=pickle.HIGHEST_PROTOCOL) if self.plan is not None else b""
+    def send_plan(self) -> None:
+        """Gives the workers the plan, which they wait for. Raises OpAtlasError where there is no room."""
+        none = Plan(error="replays were not asked for by name: with -n, name bench/ on the command line")
+        plan = self.plan if self.plan is not None else none
+        write_bytes(self.shared.path / _PLAN, pickle.dumps(plan, protocol=pickle.HIGHEST_PROTOCOL))
 
     def received_plan(self) -> Plan:
-        """Returns the plan that the controller has sent to this worker."""
-        if not self._received:
-            return Plan(error="replays were not asked for by name: with -n, name bench/ on the command line")
-        return pickle.loads(self._received)
+        """Returns the plan that the controller sends to its workers, once it is there."""
+        sent = self.shared.path / _PLAN
+        while not sent.exists():
+            time.sleep(_LOOK_EVERY_S)
+        return pickle.loads(sent.read_bytes())
 
     def await_other_workers(self) -> None:
         """Returns when no other worker of the session runs, or when the session is to stop."""

@@ -40,6 +40,7 @@ class TableFold:
         rows: the cells.
         signatures: the signature of each row.
         positions: the positions of the rows, by signature.
+        replaced: the rows whose durations the log is to keep, by the run that replaces them.
     """
 
     def __init__(
@@ -70,8 +71,7 @@ class TableFold:
         self._kind = table.kind
         self._replayed: list[str] = []
         self._columns_before = 0
-        #: The rows whose durations the log is to keep, by the run that replaces them.
-        self._replaced: dict[str, list[Imported]] = {}
+        self.replaced: dict[str, list[Imported]] = {}
         #: The rows that have the duration of a record of this fold.
         self._recorded: set[int] = set()
         #: The rows that leave the table, and the content of the rows for the file of pruned rows.
@@ -196,12 +196,11 @@ class TableFold:
             OpAtlasError: a file cannot be written; the CSV is as it was.
         """
         table = self.rows.table()
-        for run_id, kept in self._replaced.items():
-            add_events(database, run_id, kept)
+        keep_replaced(database, [self])
         if self._set_aside:
             database.add_pruned(self.kernel_type, self._set_aside)
         table = table.without(self._gone) if self._gone else table
-        if _differ(table, self._table):
+        if not table.arrow.equals(self._table.arrow):
             database.write(table)
         return table
 
@@ -382,7 +381,7 @@ class TableFold:
         """Has the log keep a row with its duration."""
         if self._log is not None:
             row = {column: cell for column, cell in cells.items() if cell}
-            self._replaced.setdefault(by, []).append(Imported(self.kernel_type, row, why))
+            self.replaced.setdefault(by, []).append(Imported(self.kernel_type, row, why))
 
     def _is_kept(self, name: str, cells: Mapping[str, str]) -> bool:
         """Returns whether the log has the duration of a row."""
@@ -404,15 +403,17 @@ def _captured_rank(cells: Mapping[str, str]) -> int:
     return 2 if valid_duration(cells.get(col.PROFILING_AVERAGE, "")) is not None else int(any(cells.values()))
 
 
-def _differ(table: RowTable, before: RowTable) -> bool:
-    """Returns whether a table has other columns, rows or cells than before."""
-    # It takes 25 ms to import, which readers do without.
-    import pyarrow.compute as pc
+def keep_replaced(database: Database, folds: Sequence[TableFold]) -> None:
+    """Has the log keep what tables lose, of all of them at once: each addition reads what the log of the run has.
 
-    if table.columns != before.columns or len(table) != len(before):
-        return True
-    pairs = zip(table.arrow.columns, before.arrow.columns, strict=True)
-    return any(pc.any(pc.not_equal(now, then)).as_py() for now, then in pairs)
+    Raises:
+        OpAtlasError: the log cannot be written; the tables keep it when they are written.
+    """
+    replaced = ((run_id, event) for fold in folds for run_id, kept in fold.replaced.items() for event in kept)
+    for run_id, events in grouped(replaced).items():
+        add_events(database, run_id, events)
+    for fold in folds:
+        fold.replaced.clear()
 
 
 def add_rows(database: Database, rows: Mapping[str, Iterable[Mapping[str, str]]]) -> int:

@@ -139,11 +139,13 @@ class EditedRows:
 
     Attributes:
         positions: the positions of the rows, from 0, by kernel type.
+        tables: the tables that were read, as they are now, by kernel type.
         example: one of the rows; None if there are none.
         problems: files that could not be written; their rows are unchanged.
     """
 
     positions: dict[str, list[int]] = field(default_factory=dict)
+    tables: dict[str, RowTable] = field(default_factory=dict)
     example: RowName | None = None
     problems: list[str] = field(default_factory=list)
 
@@ -191,13 +193,13 @@ def _each_edited(database: Database, run_id: str | None) -> EditedRows:
     found, known = EditedRows(), Log(database)
     for kernel_type in database.kernel_types_and_messages() if _complete_runs(database) else ():
         try:
-            table = database.read(kernel_type)
+            table = found.tables[kernel_type] = database.read(kernel_type)
         except TableError:
             continue
         if edited := edited_in(table, known):
             with noted(found.problems):
                 if run_id is not None:
-                    cleared(table, edited, known, run_id).write(database)
+                    found.tables[kernel_type] = cleared(table, edited, known, run_id).write(database)
                 found.positions[kernel_type] = edited
                 found.example = found.example or RowName(kernel_type, table.signatures[edited[0]])
     return found

@@ -8,16 +8,17 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from opatlas.data import journal, log
 from opatlas.data.cells import Candidate, FoldChanges, candidates_of_records
 from opatlas.data.database import Database
-from opatlas.data.fold import TableFold
+from opatlas.data.fold import TableFold, keep_replaced
 from opatlas.data.journal import JournalContents, JournalHeader, first_of, free_name
 from opatlas.data.log import Log, run_order
-from opatlas.errors import OpAtlasError, describe_error
+from opatlas.errors import OpAtlasError, describe_error, described
 from opatlas.progress import gc_paused
 from opatlas.row.columns import STATUS_REASON
 from opatlas.row.record import Record, RowName
@@ -77,19 +78,22 @@ def write_back(database: Database, records: Iterable[Record], mode: UpdateMode, 
     records = log.with_same_rows(database, list(records))
     appending = {record.run_id for record in records} if mode.adds_rows else frozenset[str]()
     order = run_order(database)
+    folded: list[tuple[TableFold, FoldChanges, dict[int, str]]] = []
     with database.lock(), gc_paused():
         for kernel_type, candidates in candidates_of_records(records, appending).items():
-            try:
+            with described(result.problems, database.path / f"{kernel_type}.csv", _NOT_MERGED):
                 table = database.read_or_empty(kernel_type)
                 fold = TableFold(table, order, known, pruned=database.pruned(kernel_type).signatures)
                 changes = fold.fold(candidates)
                 pruned = _to_prune(fold, candidates, changes) if prune else {}
                 fold.prune(pruned)
+                folded.append((fold, changes, pruned))
+        # What fails here is tried again, and told, with each file.
+        with suppress(OpAtlasError):
+            keep_replaced(database, [fold for fold, _, _ in folded])
+        for fold, changes, pruned in folded:
+            with described(result.problems, database.path / f"{fold.kernel_type}.csv", _NOT_MERGED):
                 fold.write(database)
-            except Exception as error:
-                path = database.path / f"{kernel_type}.csv"
-                result.problems.append(describe_error(error, path, "not merged; report this error with the file"))
-            else:
                 # Counted after the write: a file that cannot be written counts nothing.
                 _count(fold, changes, pruned, mode, result)
     return result
@@ -134,6 +138,7 @@ def _count(
 
 
 _REMEDY = "make it readable and writable"
+_NOT_MERGED = "not merged; report this error with the file"
 
 
 @dataclass(frozen=True)
@@ -201,7 +206,7 @@ def recover(database: Database, *, own_run: str) -> list[RunWriteBack]:
                 if abandoned:
                     found.append(_recover_journal(database, path))
         except Exception as error:
-            remedy = _REMEDY if isinstance(error, OSError) else "not merged; report this error with the file"
+            remedy = _REMEDY if isinstance(error, OSError) else _NOT_MERGED
             found.append(RunWriteBack(path.stem, problems=[describe_error(error, path, remedy)]))
     return found
 
@@ -238,17 +243,15 @@ def write_back_run(
         is_genuine = known is None or path in known or path in left_behind
         if is_genuine and path not in own:
             continue
-        try:
-            with journal.hold_if_abandoned(path) as is_closed:
-                if not is_genuine and (is_closed or path in own):
-                    kept = path.rename(free_name(path, "refused"))
-                    problems.append(f"{path}: no process of this session wrote it: it does not count, kept as {kept}")
-                elif path in own and not is_closed:
-                    raise OpAtlasError(f"{path} is still being written: the next session merges it")
-                elif path in own:
-                    journals[path] = journal.read(path)
-        except Exception as error:
-            problems.append(describe_error(error, path, f"{_REMEDY}; the next session merges it"))
+        remedy = f"{_REMEDY}; the next session merges it"
+        with described(problems, path, remedy), journal.hold_if_abandoned(path) as is_closed:
+            if not is_genuine and (is_closed or path in own):
+                kept = path.rename(free_name(path, "refused"))
+                problems.append(f"{path}: no process of this session wrote it: it does not count, kept as {kept}")
+            elif path in own and not is_closed:
+                raise OpAtlasError(f"{path} is still being written: the next session merges it")
+            elif path in own:
+                journals[path] = journal.read(path)
     records = [record for contents in journals.values() for record in contents.records]
     merged = _merge(database, header, journals, records)
     return replace(merged, problems=[*problems, *merged.problems])
@@ -265,7 +268,7 @@ def _merge(
     """
     problems: list[str] = []
     result, is_merged = None, False
-    try:
+    with described(problems, database.path, "the records stay in their journals"):
         result = write_back(database, records, UpdateMode(header.update_mode), prune=header.prune)
         problems += result.problems
         if not result.problems:
@@ -279,8 +282,6 @@ def _merge(
                 problems.append(
                     f"{are} not in the CSVs any more: kept in {history}; add the rows, and `{restore}` fills them"
                 )
-    except Exception as error:
-        problems.append(describe_error(error, database.path, "the records stay in their journals"))
     incomplete = bool(problems) or any(contents.unreadable for contents in journals.values())
     for path, contents in journals.items():
         if is_merged or not contents.records:

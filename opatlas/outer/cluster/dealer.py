@@ -136,6 +136,9 @@ class Dealer(Scheduler):
             self._step(BEAT_S)
         return self._description
 
+    def begin(self) -> None:
+        self._open_all()
+
     def prepare(self) -> None:
         self.describe()
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from traceback import walk_stack
 from types import FrameType, FunctionType
 from typing import Any
 
@@ -30,7 +31,7 @@ from opatlas.outer.judging.court_process import RemoteCourt
 from opatlas.outer.judging.judgement import CandidateRejected, ErrorClass, ReferenceFailed
 from opatlas.outer.judging.results import FlatResults, flat_results
 from opatlas.run.devices.device import Device
-from opatlas.run.instruments.instrument import MeasureSettings, StopRule, is_callback
+from opatlas.run.instruments.instrument import MeasureSettings, StopRule
 
 #: Calls of nothing, whose time is the court's own share of a bracket.
 _REHEARSALS = 8
@@ -237,7 +238,9 @@ class ProcessGuard:
         self._measuring = _measuring()
         self._functions = list(map(_functions, self._measuring))
         values = [value for owner in self._measuring for value in vars(owner).values()]
-        self._callbacks = {each.__code__ for each in values if type(each) is FunctionType and is_callback(each)}
+        self._callbacks = {
+            each.__code__ for each in values if type(each) is FunctionType and "is_callback" in vars(each)
+        }
 
     def examine(self, step: str) -> None:
         """Raises CandidateRejected if a function that measures is another one, or something runs later.
@@ -260,23 +263,20 @@ class ProcessGuard:
         frames = sys._current_frames()
         if frames.keys() <= self._threads:
             return
-        started = [number for number in frames if number not in self._threads]
-        # Those that a library of the device began, on which it calls OpAtlas.
-        started = [number for number in started if _outermost(frames[number]).f_code not in self._callbacks]
+        stacks = {
+            number: [each for each, _ in walk_stack(frame)]
+            for number, frame in frames.items()
+            if number not in self._threads
+        }
+        # Not those that a library of the device began, on which it calls OpAtlas.
+        started = [number for number, stack in stacks.items() if stack[-1].f_code not in self._callbacks]
         if any(name in sys.modules for name in _COMPILERS):
-            started = [number for number in started if not _waits_for_compilations(frames[number])]
+            started = [number for number in started if not _waits_for_compilations(stacks[number])]
         if started:
             names_of = {thread.ident: thread.name for thread in threading.enumerate()}
-            left = ", ".join(names_of.get(each) or _outermost(frames[each]).f_code.co_name for each in started[:3])
+            left = ", ".join(names_of.get(each) or stacks[each][-1].f_code.co_name for each in started[:3])
             text = f"the candidate left a thread running ({left}): end the work before the call returns"
             raise CandidateRejected(ErrorClass.HACK, "thread", text)
-
-
-def _outermost(frame: FrameType) -> FrameType:
-    """Returns the frame of the function with which a thread began."""
-    while frame.f_back is not None:
-        frame = frame.f_back
-    return frame
 
 
 #: What measures a candidate: the modules of instruments, of devices (caches, throttling), of turns, and this one.
@@ -365,13 +365,10 @@ _LIBRARIES = tuple(
 )
 
 
-def _waits_for_compilations(thread: FrameType) -> bool:
-    """Returns whether a thread runs code of installed libraries alone, and no task of a pool."""
-    is_task = thread.f_code.co_filename.endswith("concurrent/futures/thread.py") and thread.f_code.co_name == "run"
-    files, frame = [thread.f_code.co_filename], thread.f_back
-    while frame is not None:
-        files.append(frame.f_code.co_filename)
-        frame = frame.f_back
+def _waits_for_compilations(stack: Sequence[FrameType]) -> bool:
+    """Returns whether a thread runs code of installed libraries alone, and no task of a pool; innermost frame first."""
+    files = [each.f_code.co_filename for each in stack]
+    is_task = files[0].endswith("concurrent/futures/thread.py") and stack[0].f_code.co_name == "run"
     # A thread without code of a library besides `threading` calls a function in C, or only waits.
     return (
         not is_task

@@ -57,11 +57,6 @@ def callback(function: Function) -> Function:
     return function
 
 
-def is_callback(function: Callable[..., Any]) -> bool:
-    """Returns whether `callback` has marked a function."""
-    return "is_callback" in vars(function)
-
-
 #: Measures many rows in one profiling session (opatlas/run/msprof_sessions.py), and records hardware counters.
 MSPROF = "msprof"
 
