@@ -72,7 +72,7 @@ def test_the_collectives_of_the_library_are_those_of_the_rows() -> None:
 
 
 def test_above_a_share_of_the_peak_a_step_runs_at_the_power_cap() -> None:
-    # At the H200's 989.5 TFLOPS the products would take half of their time, a quarter of all calls; collectives take 200 us.
+    # At the H200's 989.5 TFLOPS the products would take half of their time, and collectives 200 us.
     assert time(494.75).power_cap_us == pytest.approx(0.5 * (500 - 0.2 * 2200))
 
 
