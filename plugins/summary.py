@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from opatlas.data.csv_files import write_text
 from opatlas.data.database import Database
+from opatlas.data.manifest import Manifest
 from opatlas.data.origin import Provenance
 from opatlas.errors import noted
 from opatlas.row.location import default_database_of
@@ -172,7 +173,7 @@ def write_reports(session: Session) -> None:
 
 
 def _report_parts(session: Session) -> Iterator[Part]:
-    """Yields what the terminal shows, without limits, and what ran, assumptions, and rows by name."""
+    """Yields what the terminal shows, without limits, and assumptions, and rows by name."""
     cases, merged = session.cases, session.records.merged
     assert merged is not None
     yield ledger_line(cases, session.context.settings.unit)
@@ -180,7 +181,7 @@ def _report_parts(session: Session) -> Iterator[Part]:
     assumed = ((case, text, False) for case, found in results_of(cases) for text in found.assumptions)
     yield cause_table("assumptions", assumed)
     yield from duration_tables(figures_of(cases).values())
-    yield Fields(_what_ran(session), "Run")
+    yield f"devices, versions and options: {Manifest.path(session.context.database, session.context.run_id)}"
     for title, names in (
         ("Missing", merged.unmatched),
         ("Missing rows that ran for sibling types", merged.of_siblings),
@@ -190,28 +191,3 @@ def _report_parts(session: Session) -> Iterator[Part]:
     not_run = sorted((case.id,) for case in cases if case.account == NOT_RUN)
     yield Table(("row",), not_run, "Not run")
     yield Table(("name", "rows"), sorted(session.not_replayable().items()), "Kernel types without a replay")
-
-
-def _what_ran(session: Session) -> Mapping[str, object]:
-    """Returns devices, versions, options and instruments of a session."""
-    found: dict[str, object] = {"update mode": session.context.settings.mode.value}
-    manifest = session.records.manifest
-    if manifest is None:
-        return found
-    for device in (manifest.device, *manifest.other_devices):
-        if device:
-            found[str(device["name"])] = _pairs_text(device.get("facts", {}))
-    taken = Counter(f"{row.cache}, {row.instrument}" for row in figures_of(session.cases).values())
-    # Options that are off or not given are omitted.
-    given = {name: value for name, value in manifest.options.items() if value not in (None, False, "", [], (), {})}
-    return {
-        **found,
-        "host": f"{manifest.host}, {manifest.system}",
-        "versions": _pairs_text({"python": manifest.python, **manifest.packages}),
-        **{f"measured {how}": f"{count:,} rows" for how, count in taken.most_common()},
-        "options": _pairs_text(given),
-    }
-
-
-def _pairs_text(values: Mapping[str, object]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in values.items())

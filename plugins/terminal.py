@@ -17,8 +17,6 @@ from opatlas.capture.launches import time_shares
 from opatlas.data.database import Database
 from opatlas.data.manifest import read_manifests, replay_pace
 from opatlas.errors import OpAtlasError
-from opatlas.row.roofline import tensor_bytes
-from opatlas.row.slots import row_slots
 from opatlas.row.status import Status, UpdateMode
 from opatlas.run.devices.device import kind_named
 from opatlas.show.compared import evidence, figures_table, rows_table
@@ -132,23 +130,13 @@ def _left_out(session: Session) -> Iterator[str]:
 
 
 def _estimate(session: Session, to_run: Sequence[SessionCase]) -> Iterator[str]:
-    """Yields how long the rows will take, and how large the tensors of the largest row are."""
+    """Yields how long the rows will take."""
     settings = session.context.settings
     rows = [case for case in to_run if case.will_run and session.is_requested(case.kernel_type, case.id)]
     if not rows:
         return
-    size, kernel_type = max((_bytes_of(case), case.kernel_type) for case in rows)
     pace = replay_pace(read_manifests(Database(settings.database), []).values(), settings.devices[0].kind)
-    memory = f"; the largest, of {kernel_type}, has tensors of {formats.size(size)}" if size else ""
-    yield f"{pluralize(len(rows), settings.unit)} would take about {pace.time_of(len(rows))}{memory}"
-
-
-def _bytes_of(case: SessionCase) -> int:
-    try:
-        inputs, outputs = row_slots(case.kernel_type, case.cells)
-    except OpAtlasError:
-        return 0
-    return tensor_bytes((*inputs, *outputs)) or 0
+    yield f"{pluralize(len(rows), settings.unit)} would take about {pace.time_of(len(rows))}"
 
 
 class RowWords:

@@ -296,7 +296,6 @@ class Strategy(Word):
     BEST = "A"  # one model for all tasks, that of the highest lower bound
     CHEAPEST = "B"  # the model with the cheapest answers
     TABLE = "C"  # for each complexity the model of the highest lower bound
-    ORACLE = "O"  # the cheapest model that passes, known in advance: the ceiling
     ROUTE = "R"  # C as a route ran it, with attempts of its own
 
 
@@ -368,15 +367,10 @@ def strategy_results(experiment: Experiment) -> list[Figures]:
     # The one with the cheapest answers, as the prices are known before any task is tried.
     cheapest = min(models, key=selector.price, default="")
 
-    def oracle(task: TaskName) -> str:
-        of = {model: experiment.loops[model, task] for model in models}
-        return min(of, key=lambda model: (not final_attempt(of[model]).passed, *_spent(of[model])))
-
     model_of: dict[Strategy, Callable[[TaskName], str]] = {
         Strategy.BEST: lambda task: selector.best(None, task),
         Strategy.CHEAPEST: lambda task: cheapest,
         Strategy.TABLE: lambda task: selector.best(experiment.complexities[task], task),
-        Strategy.ORACLE: oracle,
     }
     chosen = model_of if models else {}
     if ROUTED in experiment.models:

@@ -25,7 +25,6 @@ _STRATEGIES = {
     achieved.Strategy.BEST: "one model",
     achieved.Strategy.CHEAPEST: "cheapest",
     achieved.Strategy.TABLE: "by complexity",
-    achieved.Strategy.ORACLE: "oracle",
     achieved.Strategy.ROUTE: "routed: C as it ran",
 }
 

@@ -89,11 +89,6 @@ class use:  # noqa: N801
             self._library = None
             _ACTIVE.discard(self)
 
-    @staticmethod
-    def active() -> tuple[use, ...]:
-        """Returns the overrides that are not undone."""
-        return tuple(_ACTIVE)
-
     def __enter__(self) -> use:
         return self
 
