@@ -18,9 +18,9 @@ from opatlas.data.database import Database, SessionLock
 from opatlas.data.fold import TableFold, add_rows
 from opatlas.data.op_mapping import write_default_mapping
 from opatlas.data.origin import Provenance
-from opatlas.data.restore import EditedRows, clear_edited, edited_rows
+from opatlas.data.restore import clear_edited, edited_rows
 from opatlas.data.write_back import recover
-from opatlas.errors import OpAtlasError, TableError, described
+from opatlas.errors import OpAtlasError, TableError, described, noted
 from opatlas.files import expect_folder
 from opatlas.row.columns import RUN_ID, STATUS, STATUS_REASON
 from opatlas.row.record import RAN_AS
@@ -112,9 +112,9 @@ def _plan_target(context: SessionContext, number: int, base: _BaseRows) -> Plan:
         requested = base.not_pruned(target, database)
     elsewhere = set(context.profile.cases) if context.profile is not None else set()
     if settings.writes:
-        edited = _prepare_for(context, own, base, starter, plan)
+        read = _prepare_for(context, own, base, starter, plan)
     else:
-        edited = edited_rows(database)
+        read = edited_rows(database).tables
         if target.rows_from is not None and requested is None:
             requested = base.with_own(target, database)
         elif starter is not None and settings.collect_only and not database.kernel_types():
@@ -131,7 +131,7 @@ def _plan_target(context: SessionContext, number: int, base: _BaseRows) -> Plan:
         present = PresentSetup(target.origin, driver, context.code)
         stale_runs = StaleRuns((own.provenance or Provenance(database)).manifests, present)
     chosen = make_plan(
-        target, settings, number, elsewhere=elsewhere, requested=requested, edited=edited, stale_runs=stale_runs
+        target, settings, number, elsewhere=elsewhere, requested=requested, read=read, stale_runs=stale_runs
     )
     if len(settings.targets) > 1:
         for table in chosen.tables.values():
@@ -151,7 +151,7 @@ def _plan_target(context: SessionContext, number: int, base: _BaseRows) -> Plan:
 
 def _prepare_for(
     context: SessionContext, own: TargetDatabase, base: _BaseRows, starter: Callable[[Database], int] | None, plan: Plan
-) -> EditedRows:
+) -> Mapping[str, RowTable]:
     """Prepares the database of a target, and adds the rows that other databases or options name.
 
     The records of killed sessions are merged, and durations cleared that were measured with other shapes.
@@ -161,7 +161,7 @@ def _prepare_for(
         plan: gets the lines and problems of what was done.
 
     Returns:
-        The rows that hold the duration or the status of another shape.
+        Tables that need not be read again, by kernel type.
 
     Raises:
         OpAtlasError: the database cannot be written.
@@ -194,10 +194,11 @@ def _prepare_for(
         told = f"{target.implementation.label}: {pluralize(added, 'row')} without durations added from {place}"
         plan.prepared.append(told)
     if settings.source.is_listed or target.rows_from is not None:
+        # Rows were added.
         edited.tables.clear()
     if own.lock is not None and own.lock.stale is not None:
         plan.prepared.append(f"{own.lock.stale} was killed; took the database over from it")
-    return edited
+    return edited.tables
 
 
 class _BaseRows:
@@ -235,11 +236,9 @@ class _BaseRows:
         rows = self._rows[target.rows_from]
         for name in filter(has_kernel, names):
             if name not in rows:
-                try:
+                rows[name] = []
+                with noted(self.plan.problems, TableError):
                     rows[name] = source.read_or_empty(name).identities()
-                except TableError as error:
-                    rows[name] = []
-                    self.plan.problems.append(str(error))
         return {name: rows[name] for name in filter(has_kernel, sorted(rows))}
 
     def not_pruned(self, target: SessionTarget, database: Database) -> Rows:
@@ -270,7 +269,7 @@ def make_plan(
     *,
     elsewhere: Collection[str] = (),
     requested: Rows | None = None,
-    edited: EditedRows | None = None,
+    read: Mapping[str, RowTable] | None = None,
     stale_runs: StaleRuns | None = None,
 ) -> Plan:
     """Reads the database of a target and decides which of its rows are run; writes nothing.
@@ -282,13 +281,13 @@ def make_plan(
             database whose rows an implementation measures, and of the tasks of the session.
         requested: cells of the rows that options name, by kernel type. They are the cases, in this order, whether or
             not the database has them; None: the rows of the database.
-        edited: rows whose durations and statuses do not count, and tables that need not be read again.
+        read: tables that need not be read again, by kernel type.
         stale_runs: the runs whose durations are stale; None unless only stale durations are measured.
 
     Raises:
         OpAtlasError: the database lacks a chosen kernel type, or no row has a variable of --where.
     """
-    database, implementation, edited = Database(target.path), target.implementation, edited or EditedRows()
+    database, implementation, known = Database(target.path), target.implementation, read or {}
     names = database.kernel_types() if requested is None else list(requested)
     ops = {meant for word in chosen.ops for meant in kernel_types_meant(word, {*names, *elsewhere})}
     plan = Plan(ops=frozenset(ops))
@@ -302,14 +301,14 @@ def make_plan(
         remedy = "its rows are left out; report this error with the file"
         with described(plan.problems, database.path / f"{name}.csv", remedy):
             rows = None if requested is None else requested[name]
-            in_file = edited.tables.get(name) or database.read_or_empty(name)
-            read = _with_rows(in_file, rows, edited.positions.get(name, ()))
-            table = CaseTable(read, len(in_file), number, implementation.suffix, label=name)
+            in_file = known.get(name) or database.read_or_empty(name)
+            whole = in_file if rows is None else _with_rows(in_file, rows)
+            table = CaseTable(whole, len(in_file), number, implementation.suffix, label=name)
             _choose(table, None if rows is None else [signature(name, row) for row in rows], chosen, stale_runs)
-            others = read if target.captures is None else Database(target.captures).read_or_empty(name)
+            others = whole if target.captures is None else Database(target.captures).read_or_empty(name)
             table.captured_time_us = None if ops else others.captured_time_us
-            table.captured = (read if target.captures is None else read.with_captured(others)).captured.us
-            table.table = read.without_derived()
+            table.captured = (whole if target.captures is None else whole.with_captured(others)).captured.us
+            table.table = whole.without_derived()
             plan.tables[table.key] = table
     release_memory()
     _expect_variables(chosen, plan)
@@ -333,14 +332,10 @@ def _expect_variables(chosen: Choice, plan: Plan) -> None:
             raise OpAtlasError(f"--where {str(chosen.where)!r}: {problem}")
 
 
-def _with_rows(table: RowTable, rows: Sequence[Mapping[str, str]] | None, cleared: Sequence[int]) -> RowTable:
-    """Returns a table with further rows, and without the durations of some."""
-    if rows is None and not cleared:
-        return table
+def _with_rows(table: RowTable, rows: Sequence[Mapping[str, str]]) -> RowTable:
+    """Returns a table with further rows."""
     fold = TableFold(table)
-    fold.append_missing(rows or ())
-    for position in cleared:
-        fold.clear(position)
+    fold.append_missing(rows)
     return fold.rows.table()
 
 

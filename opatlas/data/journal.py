@@ -28,7 +28,7 @@ from msgspec import Meta
 
 from opatlas.data.csv_files import not_writable, write_bytes, write_text
 from opatlas.data.database import Database
-from opatlas.errors import OpAtlasError, describe_error
+from opatlas.errors import OpAtlasError, described
 from opatlas.files import open_safely, read_safely, safe_lock
 from opatlas.progress import gc_paused
 from opatlas.row.record import Record
@@ -272,13 +272,10 @@ class Journal:
 
 def check_ended(own_lines: Mapping[Path, OwnLines]) -> list[str]:
     """Takes the lines of others out of the journals of ended processes, by what these wrote; returns each problem."""
-    problems = []
+    problems: list[str] = []
     for path, lines in own_lines.items():
-        try:
-            with open_safely(path, writable=True) as file:
-                problems += lines.restore(file, path)
-        except (OSError, OpAtlasError) as error:
-            problems.append(describe_error(error, path, "its records cannot be read any more"))
+        with described(problems, path, "its records cannot be read any more"), open_safely(path, writable=True) as file:
+            problems += lines.restore(file, path)
     return problems
 
 

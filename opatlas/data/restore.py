@@ -139,7 +139,7 @@ class EditedRows:
 
     Attributes:
         positions: the positions of the rows, from 0, by kernel type.
-        tables: the tables that were read, as they are now, by kernel type.
+        tables: the tables that were read, without the measured cells of these rows, by kernel type.
         example: one of the rows; None if there are none.
         problems: files that could not be written; their rows are unchanged.
     """
@@ -198,8 +198,8 @@ def _each_edited(database: Database, run_id: str | None) -> EditedRows:
             continue
         if edited := edited_in(table, known):
             with noted(found.problems):
-                if run_id is not None:
-                    found.tables[kernel_type] = cleared(table, edited, known, run_id).write(database)
+                fold = cleared(table, edited, known, run_id or "")
+                found.tables[kernel_type] = fold.rows.table() if run_id is None else fold.write(database)
                 found.positions[kernel_type] = edited
                 found.example = found.example or RowName(kernel_type, table.signatures[edited[0]])
     return found

@@ -16,7 +16,7 @@ import numpy as np
 
 from opatlas import formats
 from opatlas.data.database import Database
-from opatlas.errors import OpAtlasError
+from opatlas.errors import noted
 from opatlas.grouping import grouped
 from opatlas.row import columns as col
 from opatlas.row.communication import bandwidth_gbps, is_communication
@@ -255,27 +255,25 @@ def find_gaps(
         database: has the replayed durations.
         captures: the database with the captured durations; None: `database`.
     """
-    gaps, problems = [], []
+    gaps: list[Gap] = []
+    problems: list[str] = []
     for kernel_type in kernel_types:
-        try:
+        with noted(problems):
             table = database.read(kernel_type)
             if captures is not None:
                 table = table.with_captured(captures.read_or_empty(kernel_type))
-        except OpAtlasError as error:
-            problems.append(str(error))
-            continue
-        microbench, profiling = table.durations_us(col.AVERAGE), table.durations_us(col.PROFILING_AVERAGE)
-        cells = {name: table.cells(name) for name in _CELLS}
-        gaps += [
-            Gap(
-                kernel_type,
-                table.signatures[i],
-                {name: column[i] for name, column in cells.items()},
-                float(microbench[i]),
-                float(profiling[i]),
-            )
-            for i in np.flatnonzero(np.isfinite(microbench) & np.isfinite(profiling)).tolist()
-        ]
+            microbench, profiling = table.durations_us(col.AVERAGE), table.durations_us(col.PROFILING_AVERAGE)
+            cells = {name: table.cells(name) for name in _CELLS}
+            gaps += [
+                Gap(
+                    kernel_type,
+                    table.signatures[i],
+                    {name: column[i] for name, column in cells.items()},
+                    float(microbench[i]),
+                    float(profiling[i]),
+                )
+                for i in np.flatnonzero(np.isfinite(microbench) & np.isfinite(profiling)).tolist()
+            ]
     return sorted(gaps, key=lambda gap: -max(gap.ratio, 1 / gap.ratio)), problems
 
 
