@@ -208,10 +208,11 @@ class _ModelStep(StepCalls):
                 yield self.call("prefix_attention", ring, "ring_later", layers, calls=count, t=queries, k=before)
 
     def indexed_attention(self, indexer: Indexer, groups: Sequence[Sequences]) -> Iterator[ModelCall]:
-        """Yields the selection of keys for each query, and the attention to them."""
+        """Yields the cache of the indexer, the selection of keys for each query, and the attention to them."""
         layers, top = self.model.attention_layers, indexer.index_topk
         heads = {"q": indexer.index_n_heads, "d": indexer.index_head_dim, "top": top}
         yield from self.products("indexer_q", "indexer_k", "indexer_weights")
+        yield self.call("indexer_cache", "ScatterNdUpdate", "scatter_rows", indexer.layers, **heads)
         for group in model_step.alike_sequences(groups):
             yield self.of_sequences("indexer", "LightningIndexer", "lightning_indexer", indexer.layers, group, **heads)
             yield self.of_sequences("attention", "SparseFlashAttention", "sparse_attention", layers, group, top=top)

@@ -66,9 +66,14 @@ def test_an_all_reduce_of_a_host_is_that_of_engines_where_it_is_faster(message: 
     assert time(100.0, message=message).messages_us == pytest.approx(2 * (in_step_us - 100.5))
 
 
+def test_the_collectives_of_the_library_are_those_of_the_rows() -> None:
+    step = Step("qwen3-32b", 8, 1, collectives="library")
+    assert time(100.0, message="200000|2|BF16|1", step=step).messages_us == time(100.0).messages_us
+
+
 def test_above_a_share_of_the_peak_a_step_runs_at_the_power_cap() -> None:
-    # At the H200's 989.5 TFLOPS the products would take half of their time, a quarter of all calls.
-    assert time(494.75).power_cap_us == pytest.approx(0.5 * (500 - 0.2 * 2000))
+    # At the H200's 989.5 TFLOPS the products would take half of their time, and collectives 200 us.
+    assert time(494.75).power_cap_us == pytest.approx(0.5 * (500 - 0.2 * 2200))
 
 
 def test_captured_calls_are_in_their_place_and_at_the_clock_of_a_step() -> None:

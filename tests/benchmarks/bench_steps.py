@@ -5,8 +5,8 @@
 Steps were measured on H200s: those in `steps/` of the database by OpAtlas, those in `measured_steps.csv` by plain torch
 on another one, of which only whole steps are known. Rows are not left out: a quarter of the time of some steps is by
 rows of their own device. `is_fitted` says which are fitted: a list that was committed before the
-fit. Calls without a row are left out on both sides. Small collectives are those of two H200s in a graph and alone, and
-all_reduces of engines those that are published; no measured step has any.
+fit. Calls without a row are left out on both sides. The all_reduces of engines are those that are published, and what
+those of torch's symmetric memory took longer in steps.
 
 Printed: the constants of `opatlas/ask/query/step_time.py`; for each kind of steps the errors of the sum of calls and of
 the prediction, and how many steps lie in its 90 % interval, told in three columns, each without what it tells in the
@@ -36,8 +36,6 @@ from opatlas.row.communication import BY_KERNEL_TYPE
 from opatlas.theory.model_step import Step, kind_of_layer
 
 _LISTED = Path(__file__).with_name("measured_steps.csv")
-#: Microseconds of all_reduces of 1 KiB, 64 KiB and 1 MiB on two H200s: in a CUDA graph, and as rows have them.
-_MESSAGES = ((9.45, 5.47), (10.83, 7.14), (16.89, 13.95))
 #: Devices, KiB, exchanges and microseconds of vLLM 0.20's own all_reduces in a CUDA graph on H200s: figures that
 #: aiconfigurator publishes (custom_allreduce_perf of commit 77a06bf6).
 _REDUCES = (
@@ -45,6 +43,9 @@ _REDUCES = (
     *((4, 16, 1, 4.77), (4, 64, 1, 5.32), (4, 256, 1, 7.02), (4, 1024, 2, 11.99), (4, 4096, 2, 29.86)),
     *((8, 16, 1, 5.27), (8, 64, 1, 6.52), (8, 256, 2, 9.92), (8, 1024, 2, 14.08), (8, 4096, 2, 28.74)),
 )
+#: Microseconds that an all_reduce by torch's symmetric memory took longer in steps of four models on two and four H200s
+#: than in a graph of nothing else, in the median of 44: its devices wait for each other.
+_WAIT_US = 1.4
 #: The largest median and ninth decile of the errors of steps that were not fitted.
 _GOALS = {"decode, dense": (0.02, 0.05), "decode, experts": (0.04, 0.10), "prefill": (0.04, 0.08)}
 #: A device below this clock (MHz) runs at its power cap; a step that takes this much longer than its kernels waits for
@@ -75,6 +76,8 @@ class Measured:
         step = Step.read(self.name)
         phase = "prefill" if any(each.is_prompt for each in step.groups()) else "decode"
         phase = "eager" if step.is_eager else phase
+        if step.group_size > 1:
+            return f"{phase}, several devices"
         return f"{phase}, {'experts' if any(part.part == 'router' for part in self.cost.parts) else 'dense'}"
 
     @property
@@ -90,6 +93,10 @@ class Measured:
         """The calls whose places are fitted: grouped products are less certain than theirs."""
         own = [part for part in self.cost.parts if part.kernel_type not in BY_KERNEL_TYPE]
         return [part for part in own if "Grouped" not in part.kernel_type] if self.in_place else own
+
+    @property
+    def messages(self) -> list[PartCost]:
+        return [part for part in self.cost.parts if part.kernel_type in BY_KERNEL_TYPE]
 
     @property
     def later_us(self) -> float:
@@ -164,7 +171,7 @@ def stored(db: OpenDatabase) -> Iterator[Measured]:
                 (part.calls * places[part.part][0], part.calls * sum(places[part.part][:2])) for part in cost.missing
             ]
             us = float(row["Average Duration(us)"]) - sum(each for _, each in lost)
-            told = row["MicroBench kernels(us)"]
+            told = row.get("MicroBench kernels(us)")
             kernels = float(told) - sum(each for each, _ in lost) if told else None
             mhz = float(row["MicroBench sm_clock_mhz"])
             yield Measured(
@@ -209,14 +216,22 @@ def fit(steps: Iterable[Measured]) -> StepConstants:
     """
     steps = [each for each in steps if each.is_fitted()]
     graph = [each for each in steps if not each.cost.step.is_eager]
-    free = [each for each in graph if each.kernels_us is not None and each.mhz >= _FREE_MHZ]
+    # Before a collective there is another gap.
+    alone = [each for each in graph if not each.messages]
+    free = [each for each in alone if each.kernels_us is not None and each.mhz >= _FREE_MHZ]
     gap = median((each.us - (each.kernels_us or 0.0)) / each.kernels for each in free)
     host = [each for each in steps if each.cost.step.is_eager and each.us > _HOST_BOUND * each.cost.us]
     launch = median(each.us / each.kernels for each in host) if host else math.nan
     placed = [each for each in free if each.in_place or each.kind == "decode, dense"]
     terms = [[_place(each, number) for number in range(3)] for each in placed]
     place, product, attention = _least_squares(terms, [(each.later_us, each.us) for each in placed])
-    message = median(in_graph - row for in_graph, row in _MESSAGES)
+    waits = [
+        sum(each.in_place[part.part][:2]) - (part.us_per_call or 0.0) - gap
+        for each in graph
+        for part in each.messages
+        if any(each.in_place[part.part])
+    ]
+    message = median(waits) if waits else math.nan
     numbers = (gap, launch, place, product, attention, message, *_of_reduces(), 0.0, 0.0, 0.0, 0.0)
     found = StepConstants(*(round(value, 4) for value in numbers))
     capped = [each for each in graph if each.mhz < _FREE_MHZ]
@@ -232,7 +247,7 @@ def _of_reduces() -> tuple[float, float, float]:
         for devices, kib, exchanges, _ in _REDUCES
     ]
     first, second, us_per_kb = _least_squares(terms, [(us, us) for *_, us in _REDUCES])
-    return first, second, 1 / us_per_kb
+    return first + _WAIT_US, second, 1 / us_per_kb
 
 
 def _place(step: Measured, number: int) -> float:
@@ -262,9 +277,8 @@ def held_out(steps: list[Measured]) -> Iterator[tuple[str, list[Measured], StepC
     for name in dict.fromkeys(each.machine for each in steps):
         constants = fit(each for each in steps if each.machine != name)
         own = [each for each in steps if each.machine == name]
-        # Without eager steps elsewhere nothing is known of a host.
-        is_known = not math.isnan(constants.launch_us)
-        yield "another machine", [each for each in own if is_known or not each.cost.step.is_eager], constants
+        # Without eager steps elsewhere nothing is known of a host, without collectives nothing of these.
+        yield "another machine", [each for each in own if not math.isnan(each.error(constants))], constants
 
 
 def errors_needed(columns: list[tuple[str, list[Measured], StepConstants]]) -> dict[str, float]:

@@ -82,7 +82,7 @@ class StepConstants:
 #: By the name of a device, in the order of the fields.
 CONSTANTS: Mapping[str, StepConstants] = {
     "NVIDIA_H200": StepConstants(
-        0.349, 32.8, 0.224, 0.0117, 0.0329, 3.69, 4.63, 0.488, 294.5, 0.241, 0.299, 0.020, 0.391
+        0.349, 32.8, 0.203, 0.0083, 0.0506, 3.27, 6.03, 0.488, 294.5, 0.257, 0.295, 0.024, 0.392
     )
 }
 
@@ -136,7 +136,7 @@ def step_time(cost: ModelCost, constants: StepConstants | None = None) -> StepTi
         constants.gap_us * kernels,
         sum(constants.later_us(part) * part.calls for part in alone),
         sum(later_us(part) * part.calls for part in messages),
-        constants.capped * max(at_peak_us - constants.busy * sum(part.us or 0.0 for part in alone), 0.0),
+        constants.capped * max(at_peak_us - constants.busy * sum(part.us or 0.0 for part in (*alone, *messages)), 0.0),
     )
     if cost.step.is_eager:
         found = replace(found, host_us=max(constants.launch_us * kernels - found.us, 0.0))
