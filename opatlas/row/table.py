@@ -169,12 +169,17 @@ class RowTable:
     def _replayed(self, column: str) -> Durations:
         kind = self.kind
         none = np.full(len(self), np.nan)
+        us, least_us = self.durations_us(column), self.durations_us(col.MICROBENCH_MIN)
+        std_us = _not_negative(self.numbers(col.MICROBENCH_STD))
+        if kind.is_message:
+            # Its duration is a median, which the stall of a rank in one sample does not move.
+            std_us = np.where(std_us > us - least_us, us - least_us, std_us)
         return Durations(
             Source.REPLAYED,
-            self.durations_us(column),
+            us,
             none if kind.is_message else self.durations_us(col.MICROBENCH_MEDIAN),
-            self.durations_us(col.MICROBENCH_MIN),
-            _not_negative(self.numbers(col.MICROBENCH_STD)),
+            least_us,
+            std_us,
             self.numbers(col.MICROBENCH_SAMPLES),
             _each(Quality.from_cell, self.cells(col.QUALITY)),
             _each(_composed, zip(self.cells(col.QUALITY), self.cells(col.STAND_IN), strict=True)),

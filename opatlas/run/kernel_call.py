@@ -378,9 +378,9 @@ def may_be_compiled(impl: Callable[..., Any]) -> bool:
     """
     if isinstance(impl, BuiltinFunctionType | MethodDescriptorType):
         return False
-    return "torch._dynamo" in sys.modules and not (getattr(impl, "__module__", None) or "").startswith(
-        "opatlas.bench.implementations.torch."
-    )
+    # In a checkout the package is `bench`, in a wheel `opatlas.bench`.
+    own = (getattr(impl, "__module__", None) or "").removeprefix("opatlas.")
+    return "torch._dynamo" in sys.modules and not own.startswith("bench.implementations.torch.")
 
 
 @cache

@@ -89,6 +89,14 @@ def test_a_message_stores_the_median_and_other_tools_an_average() -> None:
     assert rows.titles[0] == "1024 bytes, 2 devices, DT_BF16, tier 1"
 
 
+@pytest.mark.parametrize(("std", "counted"), [("400", 2.0), ("0.5", 0.5), ("", math.nan)])
+def test_a_stall_of_a_message_is_no_noise_of_its_median(std: str, counted: float) -> None:
+    cells = {"message_bytes": "1024", "num_devices": "2", "dtype": "DT_BF16", "topology_tier": "1"}
+    cells |= {col.DURATION: "12", col.MICROBENCH_MIN: "10", col.MICROBENCH_STD: std, col.MICROBENCH_SAMPLES: "30"}
+    (noise,) = table(cells, kernel_type="hcom_allGather_").replayed.std_us
+    assert noise == pytest.approx(counted, nan_ok=True)
+
+
 def test_equal_cells_have_equal_words_however_they_are_written() -> None:
     rows = table({**PRODUCT, col.INPUT_DTYPES: "DT_BF16;BFLOAT16;DT_FLOAT"}, {**PRODUCT, col.INPUT_DTYPES: "BF16;BF16"})
     # A product has no third input without a shape.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from types import ModuleType
 
 import pytest
@@ -123,3 +124,9 @@ def test_code_that_may_be_compiled_is_not_counted(monkeypatch):
     outcome = Runner(DeviceSpec("cpu"), MeasureSettings(repeat_count=1, cache="warm")).run(job)
     assert stand_in_of(outcome) == ""
     assert not may_be_compiled(torch.add)
+
+
+@pytest.mark.parametrize("package", ["bench", "opatlas.bench"])
+def test_torch_functions_of_replays_are_counted_whatever_their_package(monkeypatch, package: str):
+    monkeypatch.setitem(sys.modules, "torch._dynamo", ModuleType("torch._dynamo"))
+    assert not may_be_compiled(import_module(f"{package}.implementations.torch.norm").rms_norm)
