@@ -150,8 +150,9 @@ def test_ctrl_c_once_ends_after_the_running_rows_and_a_local_cluster_ends_with_i
     running.wait_until(lambda: "Ctrl-C: stopping after the running row" in running.output.read_text())
     sessions.go()
     finished = running.wait()
-    # The device may have begun with the next row already.
-    assert finished.ledger() in ({"measured": 1, "not run": 30}, {"measured": 2, "not run": 29})
+    # One row more waits at the device, and another one is dealt to it as soon as the first has ended.
+    ledger = finished.ledger()
+    assert (sum(ledger.values()), ledger["measured"] in (1, 2, 3)) == (31, True), ledger
     assert not sessions.left_behind()
 
 
