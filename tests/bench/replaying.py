@@ -24,12 +24,12 @@ from opatlas.run.runner import Runner
 
 @cache
 def replay_functions() -> dict[str, Callable[..., Any]]:
-    """Every replay function of bench/ by its module and name."""
+    """Every function of bench/ that replays rows of kernels, by its module and name: those with a binding do not."""
     return {
         f"{module.__name__}.{name}": function
         for module in _modules()
         for name, function in vars(module).items()
-        if replay_spec(function) is not None
+        if (spec := replay_spec(function)) is not None and not spec.binding
     }
 
 

@@ -61,8 +61,7 @@ def test_record_names_the_assumption_about_the_row(kernel_type, row, assumption)
 
 def test_every_replay_names_its_npu_call():
     for name, function in replay_functions().items():
-        # Rows of tasks and suites have no kernel type, and torch's own calls run on an NPU.
-        assert replay_spec(function).npu or replay_spec(function).column, f"{name} has no NPU call"
+        assert replay_spec(function).npu, f"{name} has no NPU call"
 
 
 #: NPU calls by kernel type, as the replays name them: a name that is wrong fails its own test, not the collection.
