@@ -211,12 +211,9 @@ def step_message(kernel_type: str, cells: Mapping[str, str], device: torch.devic
     """
     if kernel_type != ALL_REDUCE.kernel_type:
         raise Unsupported(f"{kernel_type} in a step: all_reduces alone are built: give tp, and ep 1 or as many as tp")
-    dtype = known_dtype(cells[DTYPE])
-    assert dtype is not None
+    message = Message(kernel_type, cells, device, distributed.get_rank(), distributed.get_world_size())
     recorded = RecordedCall()
-    elements = int(cells[MESSAGE_BYTES]) // dtype.bytes
-    message = torch.zeros(elements, dtype=getattr(torch, dtype.torch_name), device=device)
-    recorded(_all_reduce, message, expected=_sum_of_ranks, mutates=[0])
+    recorded(_all_reduce, message.input_tensor(), expected=_sum_of_ranks, mutates=[0])
     return recorded
 
 
@@ -226,9 +223,9 @@ def _all_reduce(message: torch.Tensor) -> None:
 
 @pointwise
 def _sum_of_ranks(message: torch.Tensor) -> torch.Tensor:
-    total = message.clone()
-    distributed.all_reduce(total)
-    return total
+    own = [torch.empty_like(message) for _ in range(distributed.get_world_size())]
+    distributed.all_gather(own, message.contiguous())
+    return torch.stack(own).sum(dim=0)
 
 
 class TimedCollective(RowReplay):

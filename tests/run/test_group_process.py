@@ -273,6 +273,14 @@ def test_a_step_has_its_all_reduces(group: GroupProcess, tmp_path: Path, config,
     assert not any("all_reduce reads no" in note for note in outcome.measurement.assumptions)
 
 
+def test_a_sum_of_a_step_that_is_none_is_caught(group: GroupProcess, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(DENSE))
+    step = f"{tmp_path},batch=2,context=16,tp=2,collectives=library"
+    cells = {STEP: step, STEP_LAYERS: "1", STEP_LAUNCH: "eager"}
+    outcome = group.run(Job("wrong_exchanges", wrong_exchanges.__file__, "step", "ParallelStep", cells, 60, TWO))
+    assert outcome.status is Status.FAILED, outcome
+
+
 def test_a_step_whose_tokens_travel_is_unsupported(group: GroupProcess, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     cells = {

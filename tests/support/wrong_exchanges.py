@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+from unittest import mock
+
 from opatlas.bench.implementations import torch as impl
 from opatlas.bench.test_expert_parallel import (
     test_moe_distribute_combine as replay_combine,
     test_moe_distribute_dispatch as replay_dispatch,
 )
+from torch import distributed
 
 from opatlas.run.group import GroupSpec
 from opatlas.run.registry import replays
@@ -37,3 +41,11 @@ def dispatch(row, replay, group):
 @replays("MoeDistributeCombine", npu=None, group=two_ranks)
 def combine(row, replay, group):
     replay_combine(row, lambda kernel, **keywords: replay(rows_of_another_rank, **keywords), group)
+
+
+@replays("ParallelStep", npu=None, group=two_ranks, binding="opatlas.run.step_replay:bind_step")
+def step(row, replay):
+    """The all_reduces keep the largest number of all ranks."""
+    largest = partial(distributed.all_reduce, op=distributed.ReduceOp.MAX)
+    with mock.patch.object(distributed, "all_reduce", largest):
+        replay()
