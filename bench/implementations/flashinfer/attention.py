@@ -75,7 +75,7 @@ def _packed(call: calls.Attention, q: Tensor, k: Tensor) -> Prepared:
     """Returns the call for queries (T, N, D) and keys (T', H, D) of sequences one after the other."""
     kv_starts, value, with_lse = [0, *call.actual_seq_lengths_kv], call.value, call.softmax_lse_flag
     how = {"causal": call.causal, "sm_scale": call.scale, "window_left": call.window}
-    wrapper = _plan_packed(q, k, value, [0, *(call.actual_seq_lengths or ())], kv_starts, **how)
+    wrapper = _plan_packed(q, k, value, _query_starts(call), kv_starts, **how)
     converted = (_JOINED,) if q.shape[-1] != value.shape[-1] else ()
     return Prepared(
         lambda: wrapper.run(q, k, value, return_lse=with_lse, enable_pdl=False),
@@ -93,10 +93,14 @@ def _plan_packed(q: Tensor, k: Tensor, v: Tensor, q_starts: Sequence[int], kv_st
     return wrapper
 
 
+def _query_starts(call: calls.Attention) -> list[int]:
+    return [0, *(call.actual_seq_lengths or ())]
+
+
 def _paged(call: calls.Attention, pages: _Pages) -> Prepared:
     """Returns the call for queries (T, N, D), and pages (blocks, size, H D) or (blocks, H, size, D)."""
     q, kv_heads, with_lse = call.query, call.num_key_value_heads, call.softmax_lse_flag
-    starts = [0, *(call.actual_seq_lengths or ())]
+    starts = _query_starts(call)
     (_, heads, head_size), layout = q.shape, "NHD" if call.key.dim() == 3 else "HND"
     caches = tuple(x.unflatten(-1, (kv_heads, -1)) if layout == "NHD" else x for x in (call.key, call.value))
     _expect_attention_sizes(head_size, caches[1].shape[-1])

@@ -125,7 +125,7 @@ def step_time(cost: ModelCost, constants: StepConstants | None = None) -> StepTi
     known = [part for part in cost.parts if part.us is not None]
     own = [part for part in known if part.kernel_type not in BY_KERNEL_TYPE]
     messages = [part for part in known if part not in own]
-    later_us = constants.message_later_us if cost.step.collectives == "engine" else lambda part: constants.message_us
+    by_engine = cost.step.collectives == "engine"
     kernels = sum(part.calls * part.kernels for part in own) + sum(part.calls for part in messages)
     # A capture of a step has its calls in their place, at the clock of the step.
     alone = [part for part in own if part.source != Source.CAPTURED.value]
@@ -135,7 +135,9 @@ def step_time(cost: ModelCost, constants: StepConstants | None = None) -> StepTi
         cost.us,
         constants.gap_us * kernels,
         sum(constants.later_us(part) * part.calls for part in alone),
-        sum(later_us(part) * part.calls for part in messages),
+        sum(
+            (constants.message_later_us(part) if by_engine else constants.message_us) * part.calls for part in messages
+        ),
         constants.capped * max(at_peak_us - constants.busy * sum(part.us or 0.0 for part in (*alone, *messages)), 0.0),
     )
     if cost.step.is_eager:
