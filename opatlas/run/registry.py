@@ -293,7 +293,6 @@ class RowSource:
 _COLLECTIVE = "a collective of several devices: its row records no shapes"
 _RANDOM = "its results are random, so no formula can check them"
 _OWN_KERNEL = "a user's own kernel: its name and shapes do not define its result"
-_BUFFER = "its call takes memory of all ranks, which npu_ops_transformer lays out, and torch_npu has no call"
 _MLA = "it depends on quantization modes that its row does not record"
 
 #: Reasons without a replay, by kernel type: clauses that follow the name of the type.
@@ -302,8 +301,6 @@ WITHOUT_REPLAY: dict[str, str] = {
     "DSAGenBitMask": _RANDOM,
     "DSARandomNormal": _RANDOM,
     "DSAStatelessGenBitMask": _RANDOM,
-    "MoeDistributeCombineV3": _BUFFER,
-    "MoeDistributeDispatchV3": _BUFFER,
     "MemSet": "it clears the outputs of other kernels, and its row records no shapes",
     "_narrow_copy_flat_kernel": _OWN_KERNEL,
     "hcom_allGather_": _COLLECTIVE,
