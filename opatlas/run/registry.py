@@ -314,6 +314,12 @@ WITHOUT_REPLAY: dict[str, str] = {
     "mla_preprocess": _MLA,
 }
 
+
+def similar_replays(kernel_type: str, known: Iterable[str], *, least: float = 0.85) -> str:
+    """Returns ` (did you mean ...?)` for a misspelt kernel type; "" if it is known why this type has no replay."""
+    return "" if kernel_type in WITHOUT_REPLAY else suggest(kernel_type, known, least=least)
+
+
 _FACTS = Path(import_module("opatlas.bench").__path__[0], "facts")
 #: The operators of the GPU timings by kernel type, in the order of their first call.
 CALLS = _FACTS / "gpu_calls.json"
