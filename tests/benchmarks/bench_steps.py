@@ -11,7 +11,8 @@ those of torch's symmetric memory took longer in steps.
 Printed: the constants of `opatlas/ask/query/step_time.py`; for each kind of steps the errors of the sum of calls and of
 the prediction, and how many steps lie in its 90 % interval, told in three columns, each without what it tells in the
 fit: other batches and contexts; a model left out; another machine. Then the worst steps, and what a call of each part
-takes longer in place, and how far products that run for a second are off at the power cap. Exits with 1 where a goal is missed.
+takes longer in place, and how far products that run for a second are off at the power cap. Exits with 1 where a goal is
+missed.
 """
 
 from __future__ import annotations
@@ -31,10 +32,11 @@ import numpy as np
 
 import opatlas
 from opatlas.ask.query.database import OpenDatabase
+from opatlas.ask.query.features import kernel_work
 from opatlas.ask.query.model_cost import MISSING, ModelCost, PartCost
 from opatlas.ask.query.step_time import StepConstants, step_time
 from opatlas.row.communication import BY_KERNEL_TYPE
-from opatlas.row.roofline import device_peak, kernel_work
+from opatlas.row.roofline import device_peak
 from opatlas.theory.model_step import Step, kind_of_layer
 
 #: A note that a part of a step was run by another implementation than its kernel type.
@@ -336,7 +338,7 @@ def tell_sustained(db: OpenDatabase, constants: StepConstants) -> None:
         for row in csv.DictReader(file):
             kernel_type = row["Kernel Type"]
             alone, work = db.query_row(kernel_type, row, implementation="torch"), kernel_work(kernel_type, row)
-            assert work is not None
+            assert work is not None and work.operations is not None
             rate = work.operations / alone.duration_us / 1e6 / device_peak(alone.device).tera_ops[work.dtype]
             us = alone.duration_us * (1 + constants.capped * max(rate - constants.busy, 0.0))
             errors.append((alone.duration_us / float(row["sustained(us)"]) - 1, us / float(row["sustained(us)"]) - 1))
