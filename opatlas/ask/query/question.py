@@ -152,7 +152,7 @@ def usual_deviation(machines: Floats, duration_us: Floats, errors: Floats) -> fl
     return float(np.sqrt(max(np.median([*beyond, *[_USUAL_DEVIATION**2] * _USUAL_ROWS]), 0.0)))
 
 
-def machine_half_widths(machines: Floats, duration_us: Floats, usual: float) -> Floats:
+def machine_half_widths(machines: Floats, duration_us: Floats, usual: Floats | float) -> Floats:
     """Returns the relative differences of rows on another machine of the same type in nine of ten cases.
 
     The variance of the machines that measured a row and the usual one are averaged by their degrees of freedom (Smyth
@@ -169,7 +169,7 @@ def machine_half_widths(machines: Floats, duration_us: Floats, usual: float) -> 
     return _STUDENT_90[freedom] * np.sqrt(pooled / freedom * (1 + 1 / np.fmax(machines[0], 1)))
 
 
-def measured_half_widths(errors: Floats, machines: Floats, duration_us: Floats, usual: float | None) -> Floats:
+def measured_half_widths(errors: Floats, machines: Floats, duration_us: Floats, usual: Floats | float | None) -> Floats:
     """Returns the half widths, as shares of the durations, of the intervals of stored rows.
 
     Args:
@@ -182,7 +182,7 @@ def measured_half_widths(errors: Floats, machines: Floats, duration_us: Floats, 
 
 def _own_variances(machines: Floats) -> tuple[Floats, Positions]:
     """Returns the variances between the machines of rows, and their degrees of freedom; 0 and 0 if unknown."""
-    counts, spreads = np.where(np.isnan(machines[1]), [[1], [0]], machines)
+    counts, spreads = np.where(np.isnan(machines).any(axis=0), [[1], [0]], machines)
     deviations = spreads / np.interp(counts, range(1, len(_RANGES) + 1), _RANGES)
     return deviations**2, np.minimum(counts - 1, _OWN_FREEDOM).astype(np.intp)
 
