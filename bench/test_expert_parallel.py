@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from opatlas.row.columns import EP_SIZE, INPUT_DTYPES, INPUT_SHAPES, OUTPUT_SHAPES
 from opatlas.row.errors import Unsupported
+from opatlas.run.devices.npu_operators import load_npu_call
 from opatlas.run.inputs import experts as expert_rows, shape_rules
 from opatlas.run.inputs.shape_rules import LARGEST, scale_range
 from opatlas.run.registry import replays
@@ -19,9 +20,12 @@ _MAX_OUTPUT_SIZE = 65536
 _EQUAL_LOAD = "all experts chosen equally often"
 #: On A2 these variables choose whether nodes add up first; then weights are dispatched, too.
 _ALGORITHM = "HCCL_INTRA_PCIE_ENABLE and HCCL_INTRA_ROCE_ENABLE as they are here"
-#: Slots of the second versions that are not replayed: failed ranks, results of shared experts, constant experts.
-#: Source: ops-transformer, moe_distribute_dispatch_v2_def.cpp and moe_distribute_combine_v2_def.cpp.
+#: Slots of later versions that are not replayed: failed ranks, results of shared experts, constant experts.
+#: Source: ops-transformer, moe_distribute_dispatch_v{2,3}_def.cpp and moe_distribute_combine_v{2,3}_def.cpp.
 _MORE_SLOTS = {"MoeDistributeDispatchV2": range(5, 7), "MoeDistributeCombineV2": range(11, 18)}
+_MORE_SLOTS |= {"MoeDistributeDispatchV3": range(6, 8), "MoeDistributeCombineV3": range(12, 19)}
+_DISPATCH_V3 = "torch.ops.npu_ops_transformer.npu_moe_distribute_dispatch_v3"
+_COMBINE_V3 = "torch.ops.npu_ops_transformer.npu_moe_distribute_combine_v3"
 
 
 @replays(
@@ -142,6 +146,12 @@ def test_moe_distribute_dispatch_v2(row, replay, group):
     _dispatch(row, replay, group, impl.moe_distribute_dispatch_v2)
 
 
+@replays("MoeDistributeDispatchV3", npu=_DISPATCH_V3, group=partial(expert_rows.group_of_dispatch, first=1))
+def test_moe_distribute_dispatch_v3(row, replay, group):
+    """Replays the third version like the second, before whose slots it has the addresses of the ranks' memory."""
+    _dispatch(row, replay, group, impl.moe_distribute_dispatch_v2, first=1)
+
+
 @replays("MoeDistributeCombine", npu="torch_npu.npu_moe_distribute_combine", group=expert_rows.group_of_combine)
 def test_moe_distribute_combine(row, replay, group):
     """Reads the slots results (A, H), experts (BS, k), two outputs of a dispatch (2 and 3), weights (BS, k).
@@ -160,70 +170,80 @@ def test_moe_distribute_combine_v2(row, replay, group):
     _combine(row, replay, group, impl.moe_distribute_combine_v2, dispatch, "assist_info_for_combine")
 
 
-def _dispatch(row, replay, group, kernel):
-    """Replays a dispatch of tokens to the experts of all ranks."""
-    _expect_inputs(row, range(2, 6))
-    found = expert_rows.dispatched(row)
+@replays("MoeDistributeCombineV3", npu=_COMBINE_V3, group=partial(expert_rows.group_of_combine, first=1))
+def test_moe_distribute_combine_v3(row, replay, group):
+    """Replays the third version like the second, before whose slots it has the addresses of the ranks' memory."""
+    dispatch = _DISPATCH_V3, impl.moe_distribute_dispatch_v2
+    _combine(row, replay, group, impl.moe_distribute_combine_v2, dispatch, "assist_info_for_combine", first=1)
+
+
+def _dispatch(row, replay, group, kernel, first=0):
+    """Replays a dispatch of tokens to the experts of all ranks; `first`: the slot of the tokens."""
+    _expect_inputs(row, range(2 + first, 6 + first))
+    found = expert_rows.dispatched(row, first)
+    x, ids, scales, mask, weights = range(first, first + 5)
     _expect_group(row, group, found)
-    tp = row.output_shape(5)[0] if _has_output(row, 5) and row.output_shape(5) else 0
+    of_tp = row.output_slots[5].shape if len(row.output_slots) > 5 else ()
+    tp = of_tp[0] if of_tp else 0
     quantized = row.output_slots[0].dtype == "INT8"
-    if tp > 1 or row.input_slots[0].dtype == "INT8":
+    if tp > 1 or row.input_slots[x].dtype == "INT8":
         raise Unsupported(f"{row.kernel_type} is replayed without tensor parallelism, and for tokens of real numbers")
-    row.expect_shapes({2: (found.all_experts, found.width), 4: (found.tokens, found.top_k)})
-    row.expect(not row.has(2) or quantized, INPUT_SHAPES, "slot 2 (scales) is present, but output 0 is not quantized")
-    own = _tokens_and_experts(row, found, group.rank)
-    optional = {"scales": row.tensor(2, 0.5, 1.5)} if row.has(2) else {}
-    optional |= _mask(row, 3, found)
-    if row.has(4):
+    row.expect_shapes({scales: (found.all_experts, found.width), weights: (found.tokens, found.top_k)})
+    row.expect(quantized or not row.has(scales), INPUT_SHAPES, f"slot {scales} scales what is not quantized (output 0)")
+    own = _tokens_and_experts(row, found, group.rank, x)
+    optional = {"scales": row.tensor(scales, 0.5, 1.5)} if row.has(scales) else {}
+    optional |= _mask(row, mask, found)
+    if row.has(weights):
         row.assume(_ALGORITHM)
-        optional["expert_scales"] = row.for_rank(group.rank).tensor(4, 0.1, 1.0)
+        optional["expert_scales"] = row.for_rank(group.rank).tensor(weights, 0.1, 1.0)
     formula = formulas.moe_distribute_dispatch_quant if quantized else formulas.moe_distribute_dispatch
     replay(
         kernel,
         x=own[0],
         expert_ids=own[1],
-        **_group_arguments(group, found, tp),
+        **_group_arguments(row, group, found, tp, first),
         **optional,
         quant_mode=2 if quantized else 0,
         output_slots={0: 0, 1: 1, 3: 3} if quantized else {0: 0, 3: 3},
         expected=formula.bind(
-            chosen=[row.expert_ids(1, found.all_experts, rank) for rank in range(group.size)],
+            chosen=[row.expert_ids(ids, found.all_experts, rank) for rank in range(group.size)],
             first=group.rank * found.experts,
             experts=found.experts,
-            tokens=expert_rows.Computed(lambda rank: row.for_rank(rank).tensor(0), group.size),
+            tokens=expert_rows.Computed(lambda rank: row.for_rank(rank).tensor(x), group.size),
         ),
     )
 
 
-def _combine(row, replay, group, kernel, dispatch, info_argument):
+def _combine(row, replay, group, kernel, dispatch, info_argument, first=0):
     """Replays a combine of dispatched tokens, each multiplied by a factor of its expert.
 
     `dispatch`: the NPU call, and the function of other devices; `info_argument`: the argument for the third output of
-    the dispatch.
+    the dispatch; `first`: the slot of the results.
     """
-    _expect_inputs(row, range(5, 12))
-    if any(row.has(slot) for slot in (7, 8, 9)) or row.input_slots[0].dtype == "INT32":
-        raise Unsupported(f"{row.kernel_type} is replayed for results of real numbers (no scales in slots 7 to 9)")
-    if row.has(5) and row.shape(5) not in ((), (0,), (1,)):
-        raise Unsupported(f"{row.kernel_type} is replayed without a group of tensor parallelism (slot 5)")
-    possible = expert_rows.combined(row)
+    _expect_inputs(row, range(5 + first, 12 + first))
+    results, _, info_slot, ends_slot, weights_slot, tp_slot, mask_slot, *quant, sent_slot = range(first, first + 11)
+    if any(map(row.has, quant)) or row.input_slots[results].dtype == "INT32":
+        raise Unsupported(f"{row.kernel_type} is replayed for real results (no slots {quant[0]} to {quant[-1]})")
+    if row.has(tp_slot) and row.shape(tp_slot) not in ((), (0,), (1,)):
+        raise Unsupported(f"{row.kernel_type} is replayed without a group of tensor parallelism (slot {tp_slot})")
+    possible = expert_rows.combined(row, first)
     found = next((one for one in possible if one.ranks == group.size), possible[0])
     _expect_group(row, group, found)
     if len(possible) > 1 and expert_rows.ep_size(row.cells) is None:
         row.assume(f"{found.ranks} ranks, as --ep-size says")
-    row.expect_shapes({4: (found.tokens, found.top_k)})
-    tp = row.shape(5)[0] if row.has(5) and row.shape(5) else 0
-    x, chosen = _tokens_and_experts(row, found, group.rank, ids_slot=1, x_shape=(found.tokens, found.width))
-    weights = row.for_rank(group.rank).tensor(4, 0.1, 1.0)
-    mask, of_group = _mask(row, 6, found), _group_arguments(group, found, tp)
+    row.expect_shapes({weights_slot: (found.tokens, found.top_k)})
+    tp = row.shape(tp_slot)[0] if row.has(tp_slot) and row.shape(tp_slot) else 0
+    x, chosen = _tokens_and_experts(row, found, group.rank, results)
+    weights = row.for_rank(group.rank).tensor(weights_slot, 0.1, 1.0)
+    mask, of_group = _mask(row, mask_slot, found), _group_arguments(row, group, found, tp, first)
     sent = {}
-    if row.has(10):
+    if row.has(sent_slot):
         row.assume(_ALGORITHM)
         sent["expert_scales"] = weights
     arrived, _, info, counts, ends, of_tp, sent_weights = row.call_of(*dispatch)(
         x=x, expert_ids=chosen, **of_group, **mask, **sent
     )
-    row.expect_shapes({2: tuple(info.shape), 3: tuple(ends.shape)})
+    row.expect_shapes({info_slot: tuple(info.shape), ends_slot: tuple(ends.shape)})
     factors = impl.expert_factors(found.all_experts, x.device)
     own = factors.narrow(0, group.rank * found.experts, found.experts)
     replay(
@@ -235,8 +255,8 @@ def _combine(row, replay, group, kernel, dispatch, info_argument):
         expert_scales=weights,
         **of_group,
         **mask,
-        tp_send_counts=of_tp if row.has(5) else None,
-        expand_scales=sent_weights if row.has(10) else None,
+        tp_send_counts=of_tp if row.has(tp_slot) else None,
+        expand_scales=sent_weights if row.has(sent_slot) else None,
         expected=formulas.moe_distribute_combine.bind(tokens=x, factors=factors),
     )
 
@@ -251,23 +271,37 @@ def _expect_group(row, group, found):
     row.assume(f"as many tokens and experts on each rank, {load}none shared")
 
 
-def _tokens_and_experts(row, found, rank, ids_slot=1, x_shape=None):
-    """Returns the tokens of a rank and their experts."""
-    return row.for_rank(rank).tensor(0, shape=x_shape), row.expert_ids(ids_slot, found.all_experts, rank)
+def _tokens_and_experts(row, found, rank, first):
+    """Returns the tokens of a rank and their experts; `first`: the slot of the tokens or results."""
+    tokens = row.for_rank(rank).tensor(first, shape=(found.tokens, found.width))
+    return tokens, row.expert_ids(first + 1, found.all_experts, rank)
 
 
-def _group_arguments(group, found, tp):
+def _group_arguments(row, group, found, tp, first):
     """Returns the arguments that describe the group."""
-    return {
-        "group_ep": group.name,
+    shared = {
         "ep_world_size": group.size,
         "ep_rank_id": group.rank,
         "moe_expert_num": found.all_experts,
-        "group_tp": group.name if tp else "",
         "tp_world_size": tp,
         "shared_expert_rank_num": 0,
         "global_bs": found.global_bs,
     }
+    if first and row.device.type == "npu":
+        memory = _memory_of_ranks()
+        return {**shared, "context": memory.context, "ccl_buffer_size": memory.ccl_buffer_size}
+    third = {"context": row.tensor(0), "ccl_buffer_size": 0} if first else {}
+    named = {} if first and row.on_npu else {"group_ep": group.name, "group_tp": group.name if tp else ""}
+    return {**shared, **third, **named}
+
+
+@lru_cache(maxsize=1)
+def _memory_of_ranks():
+    """Returns what npu_ops_transformer knows of the memory in which ranks exchange tokens, with its addresses."""
+    from torch import distributed
+
+    # As other versions, with a communicator that nobody else uses.
+    return load_npu_call("npu_ops_transformer.ops.MoeDistributeBuffer")(distributed.new_group(backend="hccl"))
 
 
 def _expect_inputs(row, counts):
@@ -286,10 +320,6 @@ def _mask(row, slot, found):
     row.expect_shape(slot, (found.tokens,), (found.tokens, found.top_k), meaning="a mask")
     row.assume("all tokens are active")
     return {"x_active_mask": row.filled(row.shape(slot), "BOOL", True)}
-
-
-def _has_output(row, slot):
-    return slot < len(row.output_slots) and not row.output_slots[slot].absent
 
 
 def _weight_shape(row, slots):

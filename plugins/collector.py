@@ -17,8 +17,7 @@ import pytest
 from opatlas.grouping import grouped
 from opatlas.row.errors import DeviceGone, ReplayError
 from opatlas.run.devices.device import DeviceDescription, kind_named
-from opatlas.run.registry import WITHOUT_REPLAY, replay_spec, replays_of_bench
-from opatlas.text import suggest
+from opatlas.run.registry import WITHOUT_REPLAY, replay_spec, replays_of_bench, similar_replays
 
 from .cases import CaseTable, Plan, SessionCase, needs_group, row_of
 from .choice import named_paths
@@ -144,7 +143,7 @@ class Collector:
             if table.kernel_type in known:
                 continue
             name, why = table.kernel_type, WITHOUT_REPLAY.get(table.kernel_type)
-            meant = f": {why}" if why else suggest(name, known, least=0.85)
+            meant = f": {why}" if why else similar_replays(name, known)
             skip = pytest.mark.skip(reason=f"{name} has no replay{meant}")
             if not is_looked_up:
                 # Of rows that cannot be replayed no update mode is done.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,7 +18,8 @@ from opatlas.run.implementation_catalog import find_implementations
 from opatlas.run.registry import RowSource
 
 if TYPE_CHECKING:
-    from opatlas.theory.model_step import Step
+    from opatlas.ask.query.implementation_answers import ImplementationAnswers
+    from opatlas.theory.model_step import ModelCall, Step
 
 #: The kernel types of steps of one device and of several, and the folder of their tables in that of the kernels.
 STEP_TYPE, PARALLEL_TYPE, FOLDER = "Step", "ParallelStep", "steps"
@@ -57,11 +58,11 @@ def steps(option: argparse.Namespace, devices: Sequence[DeviceSpec]) -> RowSourc
     kind = kind_named(devices[0].kind)
 
     def rows(database: Database) -> tuple[Mapping[str, Sequence[Mapping[str, str]]], Sequence[str]]:
-        names, folders = _of_kernels(database.path.parent, kind.implementation)
+        answers, names = _of_kernels(database.path.parent, kind.implementation)
         stack = find_implementations(option.implementation or names, kind.name)
         usable = [each for each in stack if not each.missing]
         tables = grouped(
-            (PARALLEL_TYPE if choice.step.group_size > 1 else STEP_TYPE, _cells(choice, kind, usable, folders))
+            (PARALLEL_TYPE if choice.step.group_size > 1 else STEP_TYPE, _cells(choice, kind, usable, answers))
             for choice in option.step
         )
         return tables, [f"{each.name}: {each.missing}" for each in stack if each.missing]
@@ -78,19 +79,19 @@ def steps(option: argparse.Namespace, devices: Sequence[DeviceSpec]) -> RowSourc
     )
 
 
-def _of_kernels(path: Path, default: str) -> tuple[Sequence[str], Mapping[str, Path]]:
-    """Returns the stack that a database of kernels names, and the folders of its implementations."""
+def _of_kernels(path: Path, default: str) -> tuple[ImplementationAnswers | None, Sequence[str]]:
+    """Returns what answers from a database of kernels, None if it is empty, and the stack that it names."""
     from opatlas.ask.query.implementation_answers import ImplementationAnswers
     from opatlas.ask.query.model_cost import default_stack
 
     if not Database(path).kernel_types():
-        return (default,), {}
+        return None, (default,)
     answers = ImplementationAnswers(path)
-    return default_stack(answers), {name: each.path for name, each in answers.implementations.items()}
+    return answers, default_stack(answers)
 
 
 def _cells(
-    choice: StepChoice, kind: DeviceKind, stack: Sequence[Implementation], folders: Mapping[str, Path]
+    choice: StepChoice, kind: DeviceKind, stack: Sequence[Implementation], answers: ImplementationAnswers | None
 ) -> Mapping[str, str]:
     """Returns the row of a step. Raises UsageError."""
     from opatlas.theory.model_calls import step_calls
@@ -110,22 +111,31 @@ def _cells(
         col.STEP: str(choice.step),
         col.STEP_LAYERS: layers,
         col.STEP_LAUNCH: choice.launch or ("graph" if kind.has_graphs else "eager"),
-        col.STEP_STACK: _stack_cell(dict.fromkeys(call.kernel_type for call in calls if call.layers), stack, folders),
+        col.STEP_STACK: _stack_cell([call for call in calls if call.layers], stack, answers),
     }
 
 
-def _stack_cell(kernel_types: Iterable[str], stack: Sequence[Implementation], folders: Mapping[str, Path]) -> str:
+def _stack_cell(
+    calls: Sequence[ModelCall], stack: Sequence[Implementation], answers: ImplementationAnswers | None
+) -> str:
     """Returns who runs which kernel types, without the default: `flashinfer AddRmsNorm SwiGlu; liger RmsNorm`.
 
-    It is the first of the stack that has rows of a kernel type, as `opatlas model` answers; else the first with a
-    function.
+    Those run a kernel type whose rows answer `opatlas model`. Without rows it is the first of the stack that takes it.
     """
+    from opatlas.ask.query.model_cost import part_costs
+
+    measured = [each.name for each in stack if answers is not None and each.name in answers.implementations]
+    answering: dict[str, list[str]] = {call.kernel_type: [] for call in calls}
+    if answers is not None and measured:
+        costs = part_costs(answers, measured, ((call, call) for call in calls), lambda _: None, {})
+        for call, cost in zip(calls, costs, strict=True):
+            answering[call.kernel_type] += cost.implementation.split()[:1]
     found: dict[str, list[str]] = {}
-    for kernel_type in kernel_types:
-        able = [each for each in stack if each.is_default or each.source(kernel_type) is not None]
-        tables = {each.name: folders[each.name] / f"{kernel_type}.csv" for each in able if each.name in folders}
-        measured = [each for each in able if each.name in tables and tables[each.name].is_file()]
-        chosen = next(iter([*measured, *able]), None)
-        if chosen is not None and not chosen.is_default:
-            found.setdefault(chosen.name, []).append(kernel_type)
+    before_default = True
+    for each in stack:
+        before_default &= not each.is_default
+        for kernel_type, names in answering.items():
+            is_chosen = each.name in names if names else before_default
+            if is_chosen and not each.is_default and each.source(kernel_type) is not None:
+                found.setdefault(each.name, []).append(kernel_type)
     return "; ".join(" ".join([name, *kernel_types]) for name, kernel_types in found.items())

@@ -19,6 +19,7 @@ from opatlas.data.manifest import read_manifests, replay_pace
 from opatlas.errors import OpAtlasError
 from opatlas.row.status import Status, UpdateMode
 from opatlas.run.devices.device import kind_named
+from opatlas.run.registry import similar_replays
 from opatlas.show.compared import evidence, figures_table, rows_table
 from opatlas.show.result import Column, Fields, Part, Table
 from opatlas.show.row_summary import duration_tables
@@ -83,7 +84,7 @@ def _to_run(session: Session, selected: int) -> Iterator[str]:
     yield from _left_out(session)
     without_replay = session.not_replayable()
     if shares := time_shares(without_replay, plan.captured_time_us()):
-        listed = [f"{each}{suggest(each.kernel_type, replayable, least=0.85)}" for each in shares[:_MANY]]
+        listed = [f"{each}{similar_replays(each.kernel_type, replayable)}" for each in shares[:_MANY]]
         listed += [f"{len(shares) - _MANY} more"] if len(shares) > _MANY else []
         count = without_replay.total()
         yield f"{count:,} {unit}s without a replay: {', '.join(listed)} (docs/contributing.md shows how to add one)"

@@ -20,13 +20,12 @@ from opatlas.row.location import list_databases
 from opatlas.row.roofline import tensor_bytes
 from opatlas.row.signature import kernel_types_meant
 from opatlas.row.slots import base_type, row_slots
+from opatlas.run import registry
 from opatlas.run.devices.device import device_kinds
 from opatlas.run.implementation import TORCH, Implementation, KernelSource
 from opatlas.run.implementation_catalog import every_implementation, is_overload, named_implementations
-from opatlas.run.registry import CALLS, IMPLEMENTATION_PROOFS, proof_of, read_facts, replay_spec, replays_of_bench
 from opatlas.show.parameters import Names
 from opatlas.show.result import Column, Fields, Part, Result, Table
-from opatlas.text import suggest
 
 _NOT_RUN = "not run"
 _NO_REPLAY = "no replay"
@@ -100,7 +99,7 @@ def _write_templates(folder: Path, ops: Sequence[str], database: Path | None) ->
     of_torch = [name for name in ops if "." in name]
     there = [name for path in _databases_with_rows(database) for name in Database(path).kernel_types()]
     near = [kernel_types_meant(name, dict.fromkeys(there))[0] for name in ops if name not in of_torch]
-    kernel_types = [kernel_types_meant(name, replays_of_bench())[0] for name in near]
+    kernel_types = [kernel_types_meant(name, registry.replays_of_bench())[0] for name in near]
     files: Mapping[Path, str] = {}
     if of_torch:
         if (operators := extensions(KERNEL_TEMPLATES).get("operators")) is None:
@@ -142,14 +141,14 @@ def _details(found: Sequence[Listed]) -> Iterator[Part]:
 
 def listed(implementation: Implementation) -> Listed:
     """Returns what is known of an implementation."""
-    replays = replays_of_bench()
+    replays = registry.replays_of_bench()
     kernels, notes = [], list(implementation.notes)
     for kernel_type, proof in sorted(_proofs(implementation).items()):
         source = implementation.source(kernel_type)
         place = f"{source.module or _file_of(source)}:{source.function}" if source is not None else ""
         of_suites = is_overload(kernel_type)
         if kernel_type not in replays and not of_suites:
-            guess = suggest(kernel_type, replays, least=0.85)
+            guess = registry.similar_replays(kernel_type, replays)
             notes.append(f"OpAtlas has no replay of {kernel_type}{guess}: a replay of your own takes it")
         proof = proof if kernel_type in replays else _OF_SUITES if of_suites else _NO_REPLAY
         kernels.append(KernelOfImplementation(kernel_type, place, proof))
@@ -173,15 +172,15 @@ def _file_of(source: KernelSource) -> str:
 
 def _proofs(implementation: Implementation) -> Mapping[str, str]:
     """Returns what proves each kernel type of an implementation: of the marked ones; of all, if it wraps torch's."""
-    replays = replays_of_bench()
+    replays = registry.replays_of_bench()
     if implementation.is_default and implementation.name != TORCH:
-        proofs = {name: proof_of(_npu_call(function)) for name, function in replays.items()}
+        proofs = {name: registry.proof_of(_npu_call(function)) for name, function in replays.items()}
         return {name: proof or _NOT_RUN for name, proof in proofs.items() if proof != _NO_CALL}
     is_torch = implementation.name == TORCH
     known = (
-        dict.fromkeys(read_facts(CALLS), _ON_A_GPU)
+        dict.fromkeys(registry.read_facts(registry.CALLS), _ON_A_GPU)
         if is_torch
-        else read_facts(IMPLEMENTATION_PROOFS).get(implementation.name, {})
+        else registry.read_facts(registry.IMPLEMENTATION_PROOFS).get(implementation.name, {})
     )
     every = implementation.is_default or implementation.wrap is not None
     # A kernel type by another name is the same function with the same arguments.
@@ -192,7 +191,7 @@ def _proofs(implementation: Implementation) -> Mapping[str, str]:
 
 
 def _npu_call(function: object) -> str:
-    spec = replay_spec(function)
+    spec = registry.replay_spec(function)
     return (spec.npu if spec is not None else None) or ""
 
 
@@ -208,14 +207,13 @@ def _write_files(
     Raises:
         OpAtlasError: a kernel type has no replay or no row, or a file exists: nothing is written.
     """
-    replays = replays_of_bench()
+    replays = registry.replays_of_bench()
     # A file whose name begins with an underscore is no kernel's; the mark has the name of the kernel type.
     paths = {kernel_type: folder / f"{kernel_type.lstrip('_')}.py" for kernel_type in kernel_types}
     for kernel_type in kernel_types:
         if kernel_type not in replays:
-            raise OpAtlasError(
-                f"--ops {kernel_type}: there is no such kernel type with a replay{suggest(kernel_type, replays)}"
-            )
+            meant = registry.similar_replays(kernel_type, replays, least=0.5)
+            raise OpAtlasError(f"--ops {kernel_type}: there is no such kernel type with a replay{meant}")
     if there := [path for path in (*paths.values(), *others) if path.exists()]:
         raise OpAtlasError(f"{there[0]} exists: nothing is written; remove it, or name another folder")
     rows = sample_rows(kernel_types, database)

@@ -26,7 +26,7 @@ from opatlas.data.manifest import LARGEST_BYTES, Manifest, read_ingests, read_ma
 from opatlas.data.op_mapping import WrittenMapping, write_default_mapping
 from opatlas.data.restore import cleared, edited_in
 from opatlas.data.write_back import WriteBackResult, write_back
-from opatlas.errors import OpAtlasError, describe_error
+from opatlas.errors import OpAtlasError, describe_error, noted
 from opatlas.files import expect_folder, read_safely
 from opatlas.grouping import positions_by_key
 from opatlas.progress import gc_paused, track
@@ -148,7 +148,7 @@ class CombineResult:
 
     Attributes:
         added: the number of rows that the tables lacked; they follow in the order of the sources.
-        target_rows: the number of rows that they have now.
+        target_rows: the number of rows of the whole target now.
         taken: the number of existing rows that have the duration of a source now.
         changed: the number of other existing rows with a cell of a source now.
         kernel_types: the kernel types of the sources.
@@ -178,7 +178,6 @@ class CombineResult:
     def add_journal(self, written: WriteBackResult) -> None:
         """Adds what the records of a journal changed."""
         self.added += written.added.total()
-        self.target_rows += written.added.total()
         self.taken += written.updated.total()
         self.changed += written.marked.total()
         self.problems += written.problems
@@ -205,6 +204,12 @@ def combine(target: Database, opened: CombineSources) -> CombineResult:
                 result.problems.append(f"{error} (no record of the journals of {source.name} was combined)")
             else:
                 result.add_journal(write_back(target, contents.records, UpdateMode.ALL, prune=False))
+    unreadable: list[str] = []
+    for name in target.kernel_types_and_messages():
+        with noted(unreadable):
+            result.target_rows += len(target.read(name))
+    # What a source has rows for was told above.
+    result.problems += [each for each in unreadable if not any(told.startswith(each) for told in result.problems)]
     result.new = [name for name in result.kernel_types if name not in there and target.csv_path(name).exists()]
     return result
 
@@ -343,7 +348,6 @@ def combine_table(fold: TableFold, sources: Sequence[RowTable], target: Database
             cells = before.arrow.column(name) if name in before.columns else ""
             changed = changed | (differs := pc.not_equal(rows.column(name), cells).to_numpy())
             taken = taken | differs if group_of(name, kind) is CellGroup.DURATION else taken
-    changes.target_rows += len(after)
     changes.added += len(after) - len(before)
     changes.taken += int(taken.sum())
     changes.changed += int((changed & ~taken).sum())

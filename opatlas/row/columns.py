@@ -142,10 +142,7 @@ EXPERT_PARALLEL = frozenset(
     {
         "DispatchFFNCombine",
         "DispatchFFNCombineBF16",
-        "MoeDistributeCombine",
-        "MoeDistributeCombineV2",
-        "MoeDistributeDispatch",
-        "MoeDistributeDispatchV2",
+        *(f"MoeDistribute{part}{version}" for part in ("Combine", "Dispatch") for version in ("", "V2", "V3")),
     }
 )
 

@@ -115,9 +115,9 @@ _WITHOUT_SCALARS = frozenset(
         *("GroupedMatmulFinalizeRouting", "GroupedMatmulSwigluQuant", "GroupedMatmulSwigluQuantV2", "MatMul"),
         *("MatMulCommon", "MatMulV2", "MatMulV3", "QuantBatchMatmulV3", "QuantBatchMatmulV4", "TransposeBatchMatMul"),
         "WeightQuantBatchMatmulV2",
-        *("DispatchFFNCombine", "DispatchFFNCombineBF16", "MoeDistributeCombine", "MoeDistributeCombineV2"),
-        *("MoeDistributeDispatch", "MoeDistributeDispatchV2", "MoeFinalizeRoutingV2", "MoeGatingTopK"),
-        *("MoeGatingTopKSoftmax", "MoeInitRoutingV3", "MoeReRouting", "MoeTokenUnpermute", "MoeTokenUnpermuteGrad"),
+        *col.EXPERT_PARALLEL,
+        *("MoeFinalizeRoutingV2", "MoeGatingTopK", "MoeGatingTopKSoftmax"),
+        *("MoeInitRoutingV3", "MoeReRouting", "MoeTokenUnpermute", "MoeTokenUnpermuteGrad"),
         *("AddLayerNorm", "AddRmsNormBias", "AddRmsNormDynamicQuant", "AddRmsNormQuant", "LayerNormV4"),
         *("AscendQuantV2", "DequantSwigluQuant", "DynamicQuant", "DynamicQuantV2", "SwiGluQuant"),
     }

@@ -293,7 +293,6 @@ class RowSource:
 _COLLECTIVE = "a collective of several devices: its row records no shapes"
 _RANDOM = "its results are random, so no formula can check them"
 _OWN_KERNEL = "a user's own kernel: its name and shapes do not define its result"
-_BUFFER = "its call takes memory of all ranks, which npu_ops_transformer lays out, and torch_npu has no call"
 _MLA = "it depends on quantization modes that its row does not record"
 
 #: Reasons without a replay, by kernel type: clauses that follow the name of the type.
@@ -302,8 +301,6 @@ WITHOUT_REPLAY: dict[str, str] = {
     "DSAGenBitMask": _RANDOM,
     "DSARandomNormal": _RANDOM,
     "DSAStatelessGenBitMask": _RANDOM,
-    "MoeDistributeCombineV3": _BUFFER,
-    "MoeDistributeDispatchV3": _BUFFER,
     "MemSet": "it clears the outputs of other kernels, and its row records no shapes",
     "_narrow_copy_flat_kernel": _OWN_KERNEL,
     "hcom_allGather_": _COLLECTIVE,
@@ -316,6 +313,12 @@ WITHOUT_REPLAY: dict[str, str] = {
     "mla_preprocess_0_mix_aic": _MLA,
     "mla_preprocess": _MLA,
 }
+
+
+def similar_replays(kernel_type: str, known: Iterable[str], *, least: float = 0.85) -> str:
+    """Returns ` (did you mean ...?)` for a misspelt kernel type; "" if it is known why this type has no replay."""
+    return "" if kernel_type in WITHOUT_REPLAY else suggest(kernel_type, known, least=least)
+
 
 _FACTS = Path(import_module("opatlas.bench").__path__[0], "facts")
 #: The operators of the GPU timings by kernel type, in the order of their first call.

@@ -7,6 +7,7 @@ earlier call wrote (`_LINKS`); its weights and caches are its own.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -225,13 +226,13 @@ class BuiltLayers:
     def __init__(
         self,
         device: Device,
-        stack: Mapping[str, KernelSource],
+        stack: Mapping[str, Sequence[KernelSource]],
         measure_alone: Callable[[KernelCall], float],
         is_routed: bool,
     ) -> None:
         """
         Args:
-            stack: the functions of kernel types that the default does not run.
+            stack: the functions of kernel types that the default does not run; the first that takes a row runs it.
             measure_alone: measures a call outside of the step.
             is_routed: whether experts have the rows that the gating gives them; else all have equally many.
         """
@@ -271,7 +272,7 @@ class BuiltLayers:
         writes = self._link(call, recorded)
         if call.kernel_type.startswith(_PRODUCTS):
             _bound_results(recorded)
-        own, placed = self._first_call(call.part, self._stack.get(call.kernel_type), npu, recorded)
+        own, placed = self._first_call(call.part, self._stack.get(call.kernel_type, ()), npu, recorded)
         computed = own.kept_results()[: recorded.outputs]
         arguments, keywords = own.originals()
         try:
@@ -359,9 +360,10 @@ class BuiltLayers:
         return writes
 
     def _first_call(
-        self, part: str, source: KernelSource | None, npu: str | None, recorded: RecordedCall
+        self, part: str, sources: Sequence[KernelSource], npu: str | None, recorded: RecordedCall
     ) -> tuple[KernelCall, _Placed]:
-        """Calls the kernel of an implementation, or the default one if it refuses the row."""
+        """Calls the kernel of the first implementation that takes the row, or the default one."""
+        source = next(iter(sources), None)
         impl, name = recorded.impl, source.implementation if source else f"torch {public_version(torch.__version__)}"
         kernel = load_kernel(source, impl) if source else self._device.kernel(impl, npu)
         placed = _Placed(is_torch=source is None)
@@ -378,20 +380,25 @@ class BuiltLayers:
         except Unsupported as error:
             if source is None:
                 raise
-            self.notes[f"{part} by torch: {error}"] = None
-            return self._first_call(part, None, npu, recorded)
+            left = sources[1:]
+            self.notes[f"{part} by {left[0].implementation if left else 'torch'}: {error}"] = None
+            return self._first_call(part, left, npu, recorded)
         self.ran[name] = None
         placed.keep(own.returned())
         return own, placed
 
 
 def _bound_results(recorded: RecordedCall) -> None:
-    """Divides the weights of a product, or their scales, by the size of its results.
+    """Divides the weights of a product, or their scales, by the size of its results, and lets it add no bias.
 
     Without it values grow from layer to layer, and a query of size 40 attends to one key alone, which a kernel that
-    multiplies in FP8 does not find. Some kernels take scales in another form at their first call, so it comes before.
+    multiplies in FP8 does not find. With the same large bias all tokens choose the same experts. Some kernels take
+    scales in another form at their first call, so it comes before.
     """
     (x, *_), weights = flat_tensors(recorded.arguments[0]), flat_tensors(recorded.arguments[1])
+    added = recorded.arguments[2:] if weights[0].dtype in _REAL else ()
+    for bias in flat_tensors([added, recorded.keywords.get("bias")]):
+        bias.zero_()
     divided, factors = list(weights), [x, weights[0]]
     if weights[0].dtype not in _REAL:
         named = [recorded.keywords.get(name) for name in ("scale", "pertoken_scale", "per_token_scale")]
@@ -420,10 +427,12 @@ def _copy(maker: KernelCall, number: int, place: torch.Tensor) -> None:
     place.copy_(maker.returned()[number])
 
 
-def read_stack(text: str, kind: str) -> Mapping[str, KernelSource]:
+def read_stack(text: str, kind: str) -> Mapping[str, Sequence[KernelSource]]:
     """Returns the functions of a cell of Step Stack by kernel type: `flashinfer AddRmsNorm SwiGlu; liger RmsNorm`."""
-    found: dict[str, KernelSource] = {}
+    found: dict[str, list[KernelSource]] = defaultdict(list)
     for name, *kernel_types in filter(None, map(str.split, text.split(";"))):
         (implementation,) = find_implementations([name], kind)
-        found |= {each: source for each in kernel_types if (source := implementation.source(each)) is not None}
+        for each in kernel_types:
+            if (source := implementation.source(each)) is not None:
+                found[each].append(source)
     return found

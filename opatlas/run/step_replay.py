@@ -12,7 +12,6 @@ from statistics import fmean, median
 from time import perf_counter_ns, sleep
 from typing import Any, NamedTuple
 
-import msgspec
 import torch
 
 from opatlas.grouping import grouped
@@ -104,8 +103,7 @@ class StepReplay(RowReplay):
         """
         # What an earlier step held refers to itself.
         self._device.release_memory()
-        # The weights of all experts are there.
-        calls = step_calls(resolve_model(self._step.model), msgspec.structs.replace(self._step, routing="equal"))
+        calls = step_calls(resolve_model(self._step.model), self._step)
         for layer in calls_of_layers(calls, self._cells[STEP_LAYERS], with_collectives=self._group.size > 1):
             self._layers.add(layer)
         for each in self._layers.calls:

@@ -77,6 +77,7 @@ SELECTED, LAYER, PRODUCT = "NsaSelectedAttentionInfer", "DispatchFFNCombine", "Q
 _ATTENTION, _LAYER, _PRODUCT = "fused_infer_attention_score", "dispatch_ffn_combine", "quant_matmul"
 GROUPED, _GROUPED = "GroupedMatmul", "grouped_matmul"
 WEIGHTS, _WEIGHTS = "WeightQuantBatchMatmulV2", "weight_quant_batchmatmul"
+DISPATCH, COMBINE = "MoeDistributeDispatchV3", "MoeDistributeCombineV3"
 _DISPATCH, _COMBINE = "moe_distribute_dispatch", "moe_distribute_combine"
 _BLOCKS, _SELECTED = "sparse_attention_score", "nsa_select_attention"
 _FP8_PRODUCT = f"9,96;96,64;64;9 | {E4M3};FLOAT;FLOAT -> 9,64 | DT_BF16"
@@ -204,6 +205,9 @@ MISTAKES: list[tuple[Any, ...]] = [
         keywords(f"{_DISPATCH}_v2", x_active_mask=lambda mask: torch.arange(7) > 0),
         0,
     ),
+    (DISPATCH, "to the next expert", keywords(f"{_DISPATCH}_v2", expert_ids=lambda ids: (ids + 1) % 5), 1),
+    (DISPATCH, "scaled for another expert", call_with(f"{_DISPATCH}_v2", rolled("scales")), 0),
+    (DISPATCH, "the next token", call_with(f"{_DISPATCH}_v2", rolled("x")), 1),
     ("MoeDistributeCombine", "the result of another expert", call_with(_COMBINE, rolled("expand_x")), 0),
     ("MoeDistributeCombine", "not weighted", keywords(_COMBINE, expert_scales=ones), 0),
     ("MoeDistributeCombineV2", "weights of another token", call_with(f"{_COMBINE}_v2", rolled("expert_scales")), 0),
@@ -213,6 +217,9 @@ MISTAKES: list[tuple[Any, ...]] = [
         keywords(f"{_COMBINE}_v2", assist_info_for_combine=lambda info: info.roll(128)),
         0,
     ),
+    (COMBINE, "weights of another token", call_with(f"{_COMBINE}_v2", rolled("expert_scales")), 0),
+    (COMBINE, "not weighted", keywords(f"{_COMBINE}_v2", expert_scales=ones), 1),
+    (COMBINE, "the result of another expert", call_with(f"{_COMBINE}_v2", rolled("expand_x")), 1),
     # FP8.
     (PRODUCT, "other blocks of the weight", arguments(_PRODUCT, lambda a, b, s: (a, b, s.flip(0))), 21),
     (

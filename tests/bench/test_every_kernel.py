@@ -71,8 +71,8 @@ def test_every_captured_type_is_replayed_or_has_a_reason():
     assert sorted(captured_types() - set(replays_of_bench()) - set(WITHOUT_REPLAY)) == []
 
 
-#: Kernel types without a capture here: of msmodeling's databases of an A3, under both names, and of CANN's list.
-KNOWN_ELSEWHERE = {"mla_preprocess_0_mix_aic", "mla_preprocess", "MoeDistributeDispatchV3", "MoeDistributeCombineV3"}
+#: Kernel types without a capture here: of msmodeling's databases of an A3, under both names.
+KNOWN_ELSEWHERE = {"mla_preprocess_0_mix_aic", "mla_preprocess"}
 
 
 @pytest.mark.skipif(not CAPTURES.is_dir(), reason="no captures next to the checkout")

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,6 +36,8 @@ from opatlas.ask.query.step_time import StepConstants, step_time
 from opatlas.row.communication import BY_KERNEL_TYPE
 from opatlas.theory.model_step import Step, kind_of_layer
 
+#: A note that a part of a step was run by another implementation than its kernel type.
+_BY = re.compile(r"(\S+) by ([^\s:]+)[^:]*: ")
 _LISTED = Path(__file__).with_name("measured_steps.csv")
 #: Devices, KiB, exchanges and microseconds of vLLM 0.20's own all_reduces in a CUDA graph on H200s: figures that
 #: aiconfigurator publishes (custom_allreduce_perf of commit 77a06bf6).
@@ -184,14 +187,15 @@ def cost_of_stack(db: OpenDatabase, step: str, row: Mapping[str, str]) -> ModelC
     ran = dict[str, str]()
     for text in filter(None, row["Step Stack"].split(";")):
         name, *kernel_types = text.split()
-        ran |= dict.fromkeys(kernel_types, name)
-    refused = [note.split()[0] for note in row["Assumptions"].split("; ") if " by torch: " in note]
-    by_name = {
-        name: cost_of(db, step, row["Step Layers"], [name, "torch"]) for name in dict.fromkeys([*ran.values(), "torch"])
-    }
+        ran = dict.fromkeys(kernel_types, name) | ran
+    # The last note of a part names who ran it.
+    matches = filter(None, map(_BY.match, row["Assumptions"].split("; ")))
+    instead = {found[1]: found[2] for found in matches}
+    names = dict.fromkeys([*ran.values(), *instead.values(), "torch"])
+    by_name = {name: cost_of(db, step, row["Step Layers"], [name, "torch"]) for name in names}
     parts = []
     for place, part in enumerate(by_name["torch"].parts):
-        name = "torch" if part.part in refused else ran.get(part.kernel_type, "torch")
+        name = instead.get(part.part) or ran.get(part.kernel_type, "torch")
         own = by_name[name].parts[place]
         is_own = part.kernel_type in BY_KERNEL_TYPE or own.implementation.startswith(name)
         parts.append(own if is_own else replace(own, us_per_call=None, how=MISSING))

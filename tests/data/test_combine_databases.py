@@ -115,8 +115,11 @@ def test_each_row_counts_once_whatever_the_sources(target: Database, tmp_path: P
         write(shard, rows)
     write(target, [measured(9, 1.0, OLD)], "Neg")
     first, second = (apply(target, *shards) for _ in range(2))
-    assert (first.added, first.taken, first.changed, first.target_rows) == (4, 0, 0, 4)
-    assert (second.added, second.taken, second.changed, second.target_rows) == (0, 0, 0, 4)
+    assert (first.added, first.taken, first.changed, first.target_rows) == (4, 0, 0, 5)
+    assert (second.added, second.taken, second.changed, second.target_rows) == (0, 0, 0, 5)
+    target.csv_path("Neg").write_bytes(b"\xff")
+    damaged = apply(target, *shards)
+    assert (damaged.added, damaged.target_rows, len(damaged.problems)) == (0, 4, 1)
 
 
 TYPE = "MatMulV2"

@@ -78,6 +78,26 @@ SCHEMAS = {
             bool? disable_recompute=False, bool? return_intermediate_states=False, bool? state_v_first=False)
             -> (Tensor, Tensor?, Tensor?, Tensor, Tensor, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?, Tensor?)
     """,
+    # CANN's ops-transformer, torch_extension/npu_ops_transformer/ops/moe_distribute_{dispatch,combine}_v3.py, of 2026.
+    "npu_ops_transformer": """
+        npu_moe_distribute_dispatch_v3(Tensor context, Tensor x, Tensor expert_ids, int ep_world_size, int ep_rank_id,
+            int moe_expert_num, int ccl_buffer_size, *, Tensor? scales=None, Tensor? x_active_mask=None,
+            Tensor? expert_scales=None, Tensor? elastic_info=None, Tensor? performance_info=None,
+            int tp_world_size=0, int tp_rank_id=0, int expert_shard_type=0, int shared_expert_num=1,
+            int shared_expert_rank_num=0, int quant_mode=0, int global_bs=0, int expert_token_nums_type=1,
+            str comm_alg="", int zero_expert_num=0, int copy_expert_num=0, int const_expert_num=0)
+            -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)
+
+        npu_moe_distribute_combine_v3(Tensor context, Tensor expand_x, Tensor expert_ids,
+            Tensor assist_info_for_combine, Tensor ep_send_counts, Tensor expert_scales, int ep_world_size,
+            int ep_rank_id, int moe_expert_num, int ccl_buffer_size, *, Tensor? tp_send_counts=None,
+            Tensor? x_active_mask=None, Tensor? expand_scales=None, Tensor? shared_expert_x=None,
+            Tensor? elastic_info=None, Tensor? ori_x=None, Tensor? const_expert_alpha_1=None,
+            Tensor? const_expert_alpha_2=None, Tensor? const_expert_v=None, Tensor? performance_info=None,
+            int tp_world_size=0, int tp_rank_id=0, int expert_shard_type=0, int shared_expert_num=1,
+            int shared_expert_rank_num=0, int global_bs=0, int comm_quant_mode=0, str comm_alg="",
+            int zero_expert_num=0, int copy_expert_num=0, int const_expert_num=0) -> Tensor
+    """,
     "vllm_ascend_rope": """
         rope_forward_triton_siso(Tensor(a!) qk, Tensor? cos=None, Tensor? sin=None, Tensor? cos_sin_cache=None,
             Tensor? positions=None, int rope_dim=-1, bool is_neox_style=True) -> Tensor(a!)
@@ -133,6 +153,13 @@ def register() -> None:
         for schema in schemas.split("\n\n"):
             same = schema.split("(")[0].strip() == earlier.split("(")[0]
             library.define(" ".join((earlier if same else schema).split()))
+    # The replay of a combine needs a dispatch's results: they have the shapes of torch_npu's second version.
+    torch.library.impl("npu_ops_transformer::npu_moe_distribute_dispatch_v3", "Meta")(_dispatch_v3)
+
+
+def _dispatch_v3(context, x, expert_ids, ep_world_size, ep_rank_id, moe_expert_num, ccl_buffer_size, **named):
+    group = "", ep_world_size, ep_rank_id, moe_expert_num
+    return torch.ops.npu.npu_moe_distribute_dispatch_v2(x, expert_ids, *group, **named)
 
 
 #: A library that is collected takes its operators along.

@@ -68,7 +68,7 @@ class Dispatched(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.namespaces.add(func.namespace)
         self.is_ours |= func.name() in _META_KERNELS
-        if func.namespace not in _OF_TORCH and not _has_meta_kernel(func):
+        if func.namespace in custom_schemas.SCHEMAS or not (func.namespace in _OF_TORCH or _has_meta_kernel(func)):
             raise _Accepted(func)
         try:
             return func(*args, **(kwargs or {}))

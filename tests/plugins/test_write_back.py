@@ -40,6 +40,16 @@ def test_rows_without_a_replay_are_told_with_their_share_of_the_time(sessions: S
     assert "%" not in some
 
 
+def test_a_similar_replay_is_told_only_where_nobody_knows_why_there_is_none(sessions: Sessions) -> None:
+    (sessions.folder / "test_alike.py").write_text(
+        "from opatlas.run.registry import replays\n@replays('MemSets', npu=None)\ndef test_alike(row, replay): ...\n"
+    )
+    for kernel_type in ("MemSet", "MemSetz"):
+        sessions.write(kernel_type, [row(1)])
+    output = sessions.run_in_process("--co").output
+    assert re.findall(r"(MemSet\w?) 1 \(did you mean (\w+)", output) == [("MemSetz", "MemSets")]
+
+
 def test_what_a_replay_assumed_is_in_the_database_junit_and_the_report(sessions: Sessions) -> None:
     (sessions.folder / "test_assuming.py").write_text(
         "from opatlas.bench import formulas\nfrom opatlas.bench.implementations import torch as impl\n"

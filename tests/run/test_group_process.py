@@ -220,6 +220,8 @@ EXPERTS_OF_TWO = [
     ("MoeDistributeCombine", f"28,64;7,2;14;6;7,2 | DT_BF16;{BACK} -> 7,64 | DT_BF16"),
     ("MoeDistributeCombine", f"14,64;7,2;14;2;7,2 | DT_BF16;{BACK} -> 7,64 | DT_BF16"),
     ("MoeDistributeCombineV2", f"28,64;7,2;3584;6;7,2;1;7 | FLOAT16;{BACK};INT32;BOOL -> 7,64 | FLOAT16"),
+    ("MoeDistributeDispatchV3", f"2052;7,64;7,2;;7 | INT32;DT_BF16;INT32;;BOOL -> 28,64;28;3584;3;6 | INT8;{TOLD}"),
+    ("MoeDistributeCombineV3", f"2052;28,64;7,2;3584;6;7,2;;7 | INT32;FLOAT16;{BACK};INT32;BOOL -> 7,64 | FLOAT16"),
 ]
 #: Of each kernel type one whose tokens choose experts at random, or by a power law.
 DRAWN = [

@@ -57,6 +57,8 @@ EXPERTS_OF_TWO = [
     ("MoeDistributeDispatchV2", f"64,512;64,4;;64 | DT_BF16;INT32;;BOOL -> 512,512;512;65536;4;8 | INT8;{TOLD}"),
     ("MoeDistributeCombine", f"512,512;64,4;256;8;64,4 | DT_BF16;{BACK} -> 64,512 | DT_BF16"),
     ("MoeDistributeCombineV2", f"512,512;64,4;65536;8;64,4;1;64 | DT_BF16;{BACK};INT32;BOOL -> 64,512 | DT_BF16"),
+    ("MoeDistributeDispatchV3", f"2052;64,512;64,4 | INT32;DT_BF16;INT32 -> 512,512;512;65536;4;8 | INT8;{TOLD}"),
+    ("MoeDistributeCombineV3", f"2052;512,512;64,4;65536;8;64,4 | INT32;DT_BF16;{BACK} -> 64,512 | DT_BF16"),
 ]
 
 

@@ -22,8 +22,19 @@ from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.instruments.kernel_records import MARK, KernelRecord, KernelRecords
 from opatlas.run.job import Job
 from opatlas.run.kernel_call import OperatorMode, is_free
+from opatlas.theory.config_json import read_config
+from opatlas.theory.model_calls import step_calls
 from opatlas.theory.model_step import Step
 
+#: With biases of the router, of the attention and of the experts.
+BIASED = {
+    **DENSE,
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "sliding_window": 16,
+}
 SETTINGS = MeasureSettings(repeat_count=1, cache="warm", threads=1)
 GAP_US = 0.5
 IN_PLACE = """
@@ -164,6 +175,24 @@ def test_a_device_has_the_rows_of_its_own_experts(replay_of, settings):
 
 
 @torch.no_grad()
+def test_a_device_has_as_many_rows_as_the_model_says_of_the_busiest(replay_of):
+    step = Step.read("m,batch=3,context=40,tp=2,ep=8")
+    calls = {each.part: each for each in step_calls(read_config("m", CONFIG), step)}
+    replay = replay_of("1 dense + 1 moe", settings=f",{step}".replace("m,", "", 1))
+    replay()
+    (call,) = (each.call for each in replay._layers.calls if each.part == "experts_down")
+    assert f"{len(call.inputs[0][0])}," in calls["experts_down"].cells["Input Shapes"]
+
+
+@torch.no_grad()
+def test_a_router_with_a_bias_sends_tokens_to_different_experts(replay_of):
+    replay = replay_of("1", config=BIASED, settings=",batch=64,context=16")
+    replay()
+    (ends,) = (each.call.inputs["group_list"] for each in replay._layers.calls if each.part == "experts_down")
+    assert (ends.diff() > 0).sum() > len(ends) / 2
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("sequences", ["2x3@40", "1x24@24", "1x16@40", "2x1@40+1x24@24"])
 @pytest.mark.parametrize("config", [CONFIG, DENSE])
 def test_drafts_and_prompts_are_right_in_place(replay_of, config, sequences):
@@ -229,7 +258,7 @@ def test_kernels_that_work_in_place_are_right_in_each_replay(
     path = tmp_path / "in_place.py"
     path.write_text(IN_PLACE)
     names = {"AddRmsNorm": "add_rms_norm", "ApplyRotaryPosEmb": "rotate"}
-    stack = {kernel_type: KernelSource("toy 1", "", str(path), name) for kernel_type, name in names.items()}
+    stack = {kernel_type: [KernelSource("toy 1", "", str(path), name)] for kernel_type, name in names.items()}
     monkeypatch.setattr(step_replay, "read_stack", lambda text, kind: stack)
     replay = replay_of("3", launch, config=DENSE)
     if launch == "graph":

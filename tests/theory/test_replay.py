@@ -27,6 +27,8 @@ _BUDGET |= {"split_qkv_rmsnorm_rope_kernel": 30 * _MB, "KvRmsNormRopeCache": 40 
 _BUDGET |= {"GroupedMatmulSwigluQuant": 60 * _MB}
 #: It runs in a group of devices.
 WITH_ONE_DEVICE = [name for name in built_in_catalog().kernels if name != "DispatchFFNCombine"]
+#: Its replay makes a dispatch first, whose results have as many tokens as the values say.
+WITHOUT_VALUES = [name for name in built_in_catalog().kernels if name != "MoeDistributeCombineV3"]
 
 
 @pytest.mark.parametrize("kernel_type", WITH_ONE_DEVICE)
@@ -45,7 +47,7 @@ def test_drawn_rows_replay(kernel_type: str) -> None:
     check()
 
 
-@pytest.mark.parametrize("kernel_type", built_in_catalog().kernels)
+@pytest.mark.parametrize("kernel_type", WITHOUT_VALUES)
 def test_a_call_is_built_from_drawn_rows_of_any_size(kernel_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of models as they are, on the meta device, where tensors have no values and take no memory."""
     # Formats of an NPU take torch_npu; tests/npu has rows in these.

@@ -255,6 +255,10 @@ _REGISTERED_BY: Mapping[str, Callable[[], tuple[str, str]]] = {
     "vllm_ascend.ops.triton.rope.": partial(_register_triton, "vllm_ascend.ops.triton.rope"),
     "vllm_ascend.ops.triton.reject_sample.": partial(_register_triton, "vllm_ascend.ops.triton.reject_sample"),
     "fla_npu.": lambda: (_import_error("fla_npu.ops.ascendc"), "install flash-linear-attention-npu for this CANN"),
+    **dict.fromkeys(
+        ("npu_ops_transformer.", "torch.ops.npu_ops_transformer."),
+        lambda: (_import_error("npu_ops_transformer.ops"), "install the torch extension of CANN's ops-transformer"),
+    ),
     "torch.ops.vllm.npu_rotary_embedding": partial(_register_triton, "vllm_ascend.ops.register_custom_ops"),
 }
 

@@ -144,32 +144,32 @@ class Exchange:
         return moe_distribute_bytes(most, self.width, self.top_k, self.ranks, self.experts)
 
 
-def group_of_dispatch(cells: Mapping[str, str], options: Any) -> GroupSpec:
+def group_of_dispatch(cells: Mapping[str, str], options: Any, first: int = 0) -> GroupSpec:
     """Returns the group that a dispatch row needs. Raises InvalidRow, MissingPrecondition."""
-    found = dispatched(RowSlots("MoeDistributeDispatch", cells))
+    found = dispatched(RowSlots("MoeDistributeDispatch", cells), first)
     return ep_group(options, found.ranks, found.needed_bytes)
 
 
-def group_of_combine(cells: Mapping[str, str], options: Any) -> GroupSpec:
+def group_of_combine(cells: Mapping[str, str], options: Any, first: int = 0) -> GroupSpec:
     """Returns the group that a combine row needs. Raises InvalidRow, MissingPrecondition."""
-    fitting = combined(RowSlots("MoeDistributeCombine", cells))
+    fitting = combined(RowSlots("MoeDistributeCombine", cells), first)
     found = _select_exchange(fitting, ep_size(cells), options.ep_size)
     return ep_group(options, found.ranks, found.needed_bytes)
 
 
-def dispatched(row: RowSlots) -> Exchange:
-    """Returns the exchange of a dispatch. Raises InvalidRow for shapes that contradict each other.
+def dispatched(row: RowSlots, first: int = 0) -> Exchange:
+    """Returns the exchange of a dispatch, whose tokens are slot `first`. Raises InvalidRow for contradicting shapes.
 
     expand_x is (A, H), A = most_tokens min(E, k); the counts of experts are (E), the counts of ranks (R E). If weights
     are dispatched too, the counts of ranks have 2 k most_tokens more numbers for every eight ranks.
     """
-    bs, h, k, a, experts, counts = row.sizes("bs,h; bs,k -> a,h; ; ; experts; counts")
+    bs, h, k, a, experts, counts = row.sizes("; " * first + "bs,h; bs,k -> a,h; ; ; experts; counts")
     row.expect(bs * k * experts and not a % min(experts, k), OUTPUT_SHAPES, _NO_EXCHANGE, _CORRECT)
     most = a // min(experts, k)
     fitting = [
         Exchange(bs, h, k, ranks, experts, most)
         for ranks in range(1, _MOST_RANKS + 1)
-        if counts == ranks * experts + _room(most, k, ranks, row.has(_WEIGHTS)) and most >= bs * ranks
+        if counts == ranks * experts + _room(most, k, ranks, row.has(first + _WEIGHTS)) and most >= bs * ranks
     ]
     row.expect(fitting, OUTPUT_SHAPES, _NO_EXCHANGE, _CORRECT)
     belongs = f"the shapes belong to {fitting[0].ranks} ranks"
@@ -177,16 +177,16 @@ def dispatched(row: RowSlots) -> Exchange:
     return fitting[0]
 
 
-def combined(row: RowSlots) -> list[Exchange]:
-    """Returns the exchanges that fit a combine; several exchanges if the shapes fit several numbers of ranks.
+def combined(row: RowSlots, first: int = 0) -> list[Exchange]:
+    """Returns the exchanges that fit a combine, whose results are slot `first`.
 
-    If uniform exchanges fit, only these are returned.
+    There are several if the shapes fit several numbers of ranks. If uniform exchanges fit, only these are returned.
 
     Raises:
         InvalidRow: no exchange fits.
     """
-    a, h, bs, k, counts = row.sizes("a,h; bs,k; ; counts")
-    weighted = row.has(_SENT_WEIGHTS)
+    a, h, bs, k, counts = row.sizes("; " * first + "a,h; bs,k; ; counts")
+    weighted = row.has(first + _SENT_WEIGHTS)
     fitting = [
         Exchange(bs, h, k, ranks, experts, a // least)
         for ranks in range(1, _MOST_RANKS + 1)
