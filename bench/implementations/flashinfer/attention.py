@@ -41,7 +41,6 @@ def attention(call: calls.Attention) -> Prepared:
     expect_dtype((query.dtype, *calls.FP8), key=key)
     expect_dtype((key.dtype,), value=value)
     if call.block_table is None:
-        expect(call.learnable_sink is None, "sinks of packed sequences", "sinks of sequences in pages")
         return _packed(call, *_with_rope(query, call.query_rope, key, call.key_rope))
     pages = _Pages(call.block_table, call.actual_seq_lengths_kv, call.block_size)
     if call.query_rope is not None and call.key_rope is not None:
@@ -74,6 +73,11 @@ class _Pages:
 def _packed(call: calls.Attention, q: Tensor, k: Tensor) -> Prepared:
     """Returns the call for queries (T, N, D) and keys (T', H, D) of sequences one after the other."""
     kv_starts, value, with_lse = [0, *call.actual_seq_lengths_kv], call.value, call.softmax_lse_flag
+    if call.learnable_sink is not None:
+        # That wrapper has pages alone: each key is one.
+        blocks, last = (torch.arange(len(k), device=k.device).int(), calls.int32([1] * (len(kv_starts) - 1), k.device))
+        indices = (calls.int32(kv_starts, k.device), blocks, last)
+        return _with_sinks(call, call.learnable_sink, (k[:, None], value[:, None]), "NHD", indices)
     how = {"causal": call.causal, "sm_scale": call.scale, "window_left": call.window}
     wrapper = _plan_packed(q, k, value, _query_starts(call), kv_starts, **how)
     converted = (_JOINED,) if q.shape[-1] != value.shape[-1] else ()
@@ -102,15 +106,14 @@ def _paged(call: calls.Attention, pages: _Pages) -> Prepared:
     q, kv_heads, with_lse = call.query, call.num_key_value_heads, call.softmax_lse_flag
     starts = _query_starts(call)
     (_, heads, head_size), layout = q.shape, "NHD" if call.key.dim() == 3 else "HND"
-    caches = tuple(x.unflatten(-1, (kv_heads, -1)) if layout == "NHD" else x for x in (call.key, call.value))
+    keys, values = (x.unflatten(-1, (kv_heads, -1)) if layout == "NHD" else x for x in (call.key, call.value))
+    caches = keys, values
     _expect_attention_sizes(head_size, caches[1].shape[-1])
     plan = {"sm_scale": call.scale, "window_left": call.window, "q_data_type": q.dtype, "kv_data_type": call.key.dtype}
     sizes = (heads, kv_heads, head_size, pages.block_size)
     indices = (pages.starts, pages.blocks, pages.last)
     if call.learnable_sink is not None:
-        wrapper, sink = _of_sinks(call, layout, caches), call.learnable_sink.float()
-        wrapper.plan(calls.int32(starts, q.device), *indices, *sizes, causal=call.causal, **plan)
-        return Prepared(lambda: wrapper.run(q, caches, sink, call.scale, enable_pdl=False))
+        return _with_sinks(call, call.learnable_sink, caches, layout, indices)
     if all(end - start == 1 for start, end in pairwise(starts)):
         if call.key.dtype is torch.float8_e4m3fn and not with_lse and call.window < 0 and _is_hopper(q.device):
             return _in_fp8(call, caches, layout)
@@ -130,21 +133,28 @@ def _paged(call: calls.Attention, pages: _Pages) -> Prepared:
     )
 
 
-def _of_sinks(call: calls.Attention, layout: str, caches: tuple[Tensor, ...]) -> Any:
-    """Returns the wrapper of attention with one more score for each head, whose kernel is compiled at its first use."""
-    q, key = call.query, caches[0]
+def _with_sinks(
+    call: calls.Attention, sink: Tensor, caches: tuple[Tensor, Tensor], layout: str, indices: Sequence[Tensor]
+) -> Prepared:
+    """Returns the call of attention with one more score for each head, whose kernel is compiled at its first use.
+
+    Args:
+        caches: keys and values (pages, size, H, D), or (pages, H, size, D) as `layout` says.
+        indices: starts, blocks and last of `_Pages`.
+    """
+    q, key, sink = call.query, caches[0], sink.float()
     # The name of the compiled kernel does not tell the size of heads: another size would be given this kernel.
     expect(q.shape[-1] == _SINK_SIZE, f"sinks of heads of {q.shape[-1]}", f"those of {_SINK_SIZE}")
     expect(key.dtype == q.dtype and not call.softmax_lse_flag, "sinks with FP8 or a log-sum-exp", "sinks without")
-    return flashinfer.BatchAttentionWithAttentionSinkWrapper(
-        workspace(q.device),
-        layout,
-        q_data_type=q.dtype,
-        kv_data_type=key.dtype,
-        head_dim_qk=_SINK_SIZE,
-        head_dim_vo=_SINK_SIZE,
-        window_left=call.window,
+    kinds: dict[str, Any] = {"q_data_type": q.dtype, "kv_data_type": key.dtype, "window_left": call.window}
+    wrapper = flashinfer.BatchAttentionWithAttentionSinkWrapper(
+        workspace(q.device), layout, head_dim_qk=_SINK_SIZE, head_dim_vo=_SINK_SIZE, **kinds
     )
+    kv_heads, size = (key.shape[1 + layout.index(letter)] for letter in "HN")
+    starts = calls.int32(_query_starts(call), q.device)
+    sizes = (q.shape[1], kv_heads, _SINK_SIZE, size)
+    wrapper.plan(starts, *indices, *sizes, causal=call.causal, sm_scale=call.scale, **kinds)
+    return Prepared(lambda: wrapper.run(q, caches, sink, call.scale, enable_pdl=False))
 
 
 def _is_hopper(device: torch.device) -> bool:
