@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +21,6 @@ def _after_tokens(
     begin: Callable[[int, Tensor], Tensor],
     *decays: Tensor | None,
     elements: int,
-    corrects: bool = True,
 ) -> Iterator[tuple[int, list[tuple[int, int]], Tensor, Tensor]]:
     """Yields for each token of drawn heads the sequence, token and heads, states S (H, Dv, Dk), results (H, Dv).
 
@@ -33,7 +31,6 @@ def _after_tokens(
         tensors: queries, keys, values, beta.
         begin: returns the state of some heads before the first token of a sequence.
         elements: the results of a token and a head that are checked.
-        corrects: whether a value counts less what the state has for its key.
     """
     query, key, value, beta = tensors
     heads, longest = value.shape[1], max(lengths)
@@ -47,7 +44,7 @@ def _after_tokens(
             q, k = (x[t, of_keys].double().unsqueeze(-2) for x in (query, key))
             for g in decays:
                 s = s if g is None else s * g[t, own].double().exp().reshape(len(own), 1, -1)
-            error = value[t, own].double() - (s * k).sum(dim=-1) * corrects
+            error = value[t, own].double() - (s * k).sum(dim=-1)
             s = s + (beta[t, own].double().unsqueeze(-1) * error).unsqueeze(-1) * k
             yield sequence, [(t, n) for n in drawn], s, scale * (s * q).sum(dim=-1)
 
@@ -88,21 +85,19 @@ def recurrent_gated_delta_rule(draw: Draw, call: calls.RecurrentDeltaRule) -> tu
 _STEPS_OF_CHUNKS = 4
 
 
-def _of_prompts(
-    draw: Draw, tensors: Sequence[Tensor], state: Tensor, scale: float, g: Tensor, corrects: bool = True
-) -> tuple[At, Tensor, Part]:
-    """Returns places, their results, and the states after the last token of each sequence; all have one length."""
+def _of_prompts(draw: Draw, tensors: Sequence[Tensor], state: Tensor, scale: float, g: Tensor) -> tuple[Part, Part]:
+    """Returns results, and the states after the last token of each sequence; all have one length."""
     lengths, elements = [len(tensors[0]) // len(state)] * len(state), tensors[2].shape[-1]
     at, outs, last = [], [], {}
-    how: dict[str, Any] = {"elements": elements, "corrects": corrects}
-    for sequence, places, s, o in _after_tokens(draw, tensors, lengths, scale, lambda *own: state[own], g, **how):
+    after = _after_tokens(draw, tensors, lengths, scale, lambda *own: state[own], g, elements=elements)
+    for sequence, places, s, o in after:
         at += places
         outs.append(o)
         # Those of the last token stay.
         last[sequence] = [(sequence, n) for _, n in places], s
     ends, states = zip(*last.values(), strict=True)
     stored = Part(_index(list(chain(*ends)), state.device), torch.cat(states), steps=_STEPS_OF_CHUNKS)
-    return _index(at, state.device), torch.cat(outs), stored
+    return Part(_index(at, state.device), torch.cat(outs), steps=_STEPS_OF_CHUNKS), stored
 
 
 @parts()
@@ -110,8 +105,7 @@ def _of_prompts(
 def chunk_gated_delta_rule(draw: Draw, call: calls.ChunkDeltaRule) -> tuple[Part, ...]:
     """Computes the delta rule token by token, and the state after the last token of each sequence."""
     tensors = (call.query, call.key, call.value, call.beta)
-    at, found, states = _of_prompts(draw, tensors, call.initial_state, call.scale, call.g)
-    return Part(at, found, steps=_STEPS_OF_CHUNKS), states
+    return _of_prompts(draw, tensors, call.initial_state, call.scale, call.g)
 
 
 @parts()
@@ -119,18 +113,41 @@ def chunk_gated_delta_rule(draw: Draw, call: calls.ChunkDeltaRule) -> tuple[Part
 def chunk_kda_fwd(draw: Draw, call: calls.ChunkKda) -> tuple[Part, ...]:
     """Computes the delta rule of tensors whose first axis is heads, with decays of each feature of keys."""
     q, k, v, g, beta = (x.transpose(0, 1) for x in (call.q, call.k, call.v, call.g, call.beta))
-    at, found, states = _of_prompts(draw, (q, k, v, beta), call.initial_state, call.scale, g)
-    return Part(at, found, steps=_STEPS_OF_CHUNKS), states
+    return _of_prompts(draw, (q, k, v, beta), call.initial_state, call.scale, g)
+
+
+#: Tokens whose decays together are in the range of float64.
+_BLOCK = 64
 
 
 @parts()
 @calls.takes
 def mamba_chunk_scan(draw: Draw, call: calls.ChunkScan) -> tuple[Part, ...]:
-    """Computes `selective_state_update` token by token, and the state after the last token of each sequence."""
-    x, d = call.x, (1 + (call.dt.double() + call.dt_bias.double()).exp()).log()
-    tensors = (call.queries, call.keys, x, d)
-    at, y, states = _of_prompts(draw, tensors, call.state, 1.0, d * call.decay.double(), corrects=False)
-    return Part(at, y + call.skip[at[1]].double().unsqueeze(-1) * x[at].double(), steps=_STEPS_OF_CHUNKS), states
+    """Computes `selective_state_update` for blocks of tokens, and the state after the last token of each sequence.
+
+    With the sum G_t of the block's decays until t and the state S before the block, y_t - D x_t is e^G_t S q_t plus the
+    sum over its tokens j <= t of e^(G_t - G_j) (q_t k_j) d_j x_j (Dao and Gu 2024).
+    """
+    x, state, heads, length = call.x, call.state, call.x.shape[1], len(call.x) // len(call.state)
+    d = (1 + (call.dt.double() + call.dt_bias.double()).exp()).log()
+    numbers = draw(len(state) * heads, elements=length * x.shape[-1], terms=length * state[0, 0].numel())
+    drawn, outs, states = [divmod(number, heads) for number in numbers], [], []
+    for sequence, n in drawn:
+        own, group = slice(sequence * length, (sequence + 1) * length), n // (heads // call.keys.shape[1])
+        whole = (call.queries[own, group], call.keys[own, group], x[own, n], d[own, n].unsqueeze(-1))
+        s = state[sequence, n].double()
+        for q, k, v, share in zip(*(part.double().split(_BLOCK) for part in whole), strict=True):
+            order = torch.arange(len(q), device=x.device)
+            seen = (order.unsqueeze(-1) >= order).double()
+            until = torch.einsum("tj,jp->tp", seen, share * call.decay[n].double())
+            pairs = (until - until.T).exp() * seen * torch.einsum("ti,ji->tj", q, k)
+            y = torch.einsum("tj,jp->tp", pairs, share * v) + until.exp() * torch.einsum("pi,ti->tp", s, q)
+            outs.append(y + call.skip[n].double() * v)
+            s = until[-1].exp() * s + torch.einsum("tp,ti->pi", (until[-1] - until).exp() * share * v, k)
+        states.append(s)
+    at = [(sequence * length + t, n) for sequence, n in drawn for t in range(length)]
+    results = Part(_index(at, x.device), torch.cat(outs), steps=_STEPS_OF_CHUNKS)
+    return results, Part(_index(drawn, x.device), torch.stack(states), steps=_STEPS_OF_CHUNKS)
 
 
 @parts()

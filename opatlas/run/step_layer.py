@@ -389,15 +389,16 @@ class BuiltLayers:
 
 
 def _bound_results(recorded: RecordedCall) -> None:
-    """Divides the weights of a product, or their scales, by the size of its results, and lets it add no bias.
+    """Divides the weights of a product, or their scales, by the size of its results, and leaves out its bias.
 
     Without it values grow from layer to layer, and a query of size 40 attends to one key alone, which a kernel that
-    multiplies in FP8 does not find. With the same large bias all tokens choose the same experts. Some kernels take
-    scales in another form at their first call, so it comes before.
+    multiplies in FP8 does not find. With the same large bias all tokens choose the same experts. A bias that a library
+    adds in a kernel of its own goes; one that is part of the product becomes 0. Some kernels take scales in another
+    form at their first call, so it comes before.
     """
     (x, *_), weights = flat_tensors(recorded.arguments[0]), flat_tensors(recorded.arguments[1])
-    added = recorded.arguments[2:] if weights[0].dtype in _REAL else ()
-    for bias in flat_tensors([added, recorded.keywords.get("bias")]):
+    recorded.keywords.pop("bias", None)
+    for bias in flat_tensors(recorded.arguments[2:] if weights[0].dtype in _REAL else ()):
         bias.zero_()
     divided, factors = list(weights), [x, weights[0]]
     if weights[0].dtype not in _REAL:

@@ -1,4 +1,4 @@
-"""Invariants of sparse attention: the order of sequences and of pages, and unused places."""
+"""Invariants of sparse and of linear attention: the order of sequences and of pages, unused places, blocks."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from hypothesis import given, settings, strategies as st
 from opatlas.bench import formulas
 from opatlas.bench.implementations import torch as impl
 
+from opatlas.run.formula import Draw
 from opatlas.run.result_check import check
 
 HEADS, WIDTH, ROPE, BLOCK_SIZE, COUNT = 3, 8, 4, 4, 5
@@ -117,3 +118,20 @@ def test_positions_are_those_that_the_query_sees(case):
         there = [position for position in line if position >= 0]
         assert len(set(there)) == len(there) == min(count, COUNT)
         assert max(there) < count
+
+
+def test_mamba_in_blocks_of_tokens_is_mamba_token_by_token():
+    draw = torch.Generator().manual_seed(1)
+    shapes = ((200, 2, 3), (200, 2), (2,), (200, 1, 5), (200, 1, 5), (2,), (2,), (2, 2, 3, 5))
+    x, dt, decay, keys, queries, skip, bias, state = (
+        torch.rand(shape, generator=draw, dtype=torch.float64) for shape in shapes
+    )
+    results, states = formulas.mamba_chunk_scan.function(Draw(0), x, dt, -4 * decay, keys, queries, skip, bias, state)
+    step = (1 + (dt + bias).exp()).log()
+    for sequence, n in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        s = state[sequence, n]
+        for t in range(100 * sequence, 100 * sequence + 100):
+            s = s * (-4 * step[t, n] * decay[n]).exp() + step[t, n] * torch.outer(x[t, n], keys[t, 0])
+            found = results.values[(results.where[0] == t) & (results.where[1] == n)]
+            torch.testing.assert_close(found, (s @ queries[t, 0] + skip[n] * x[t, n])[None], rtol=1e-13, atol=1e-13)
+        torch.testing.assert_close(states.values[2 * sequence + n], s, rtol=1e-13, atol=1e-13)
