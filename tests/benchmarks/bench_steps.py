@@ -11,7 +11,8 @@ those of torch's symmetric memory took longer in steps.
 Printed: the constants of `opatlas/ask/query/step_time.py`; for each kind of steps the errors of the sum of calls and of
 the prediction, and how many steps lie in its 90 % interval, told in three columns, each without what it tells in the
 fit: other batches and contexts; a model left out; another machine. Then the worst steps, and what a call of each part
-takes longer in place. Exits with 1 where a goal is missed.
+takes longer in place, and how far products that run for a second are off at the power cap. Exits with 1 where a goal is
+missed.
 """
 
 from __future__ import annotations
@@ -31,14 +32,18 @@ import numpy as np
 
 import opatlas
 from opatlas.ask.query.database import OpenDatabase
+from opatlas.ask.query.features import kernel_work
 from opatlas.ask.query.model_cost import MISSING, ModelCost, PartCost
 from opatlas.ask.query.step_time import StepConstants, step_time
 from opatlas.row.communication import BY_KERNEL_TYPE
+from opatlas.row.roofline import device_peak
 from opatlas.theory.model_step import Step, kind_of_layer
 
 #: A note that a part of a step was run by another implementation than its kernel type.
 _BY = re.compile(r"(\S+) by ([^\s:]+)[^:]*: ")
 _LISTED = Path(__file__).with_name("measured_steps.csv")
+#: Products of torch whose samples, 600 to 8000 one behind the other, throttled an H200.
+_SUSTAINED = Path(__file__).with_name("sustained_rows.csv")
 #: Devices, KiB, exchanges and microseconds of vLLM 0.20's own all_reduces in a CUDA graph on H200s: figures that
 #: aiconfigurator publishes (custom_allreduce_perf of commit 77a06bf6).
 _REDUCES = (
@@ -326,6 +331,21 @@ def tell_parts(steps: Iterable[Measured]) -> None:
         print(f"{name:20} {len(values):3} parts  {told}  {share:+.1%} of the step, at most {most:+.1%}")
 
 
+def tell_sustained(db: OpenDatabase, constants: StepConstants) -> None:
+    """Prints how far the power cap of steps is off for products that run one behind the other for a second."""
+    errors = []
+    with _SUSTAINED.open(newline="") as file:
+        for row in csv.DictReader(file):
+            kernel_type = row["Kernel Type"]
+            alone, work = db.query_row(kernel_type, row, implementation="torch"), kernel_work(kernel_type, row)
+            assert work is not None and work.operations is not None
+            rate = work.operations / alone.duration_us / 1e6 / device_peak(alone.device).tera_ops[work.dtype]
+            us = alone.duration_us * (1 + constants.capped * max(rate - constants.busy, 0.0))
+            errors.append((alone.duration_us / float(row["sustained(us)"]) - 1, us / float(row["sustained(us)"]) - 1))
+    before, after = (f"{np.median(each):.1%} / {np.quantile(each, 0.9):.1%}" for each in np.abs(errors).T)
+    print(f"sustained products {len(errors)}  alone {before}  at the power cap {after}")
+
+
 def main() -> None:
     db = opatlas.open(*(sys.argv[1:] or ["NVIDIA_H200"]))
     steps = [*stored(db), *listed(db)]
@@ -344,6 +364,7 @@ def main() -> None:
     for error, name, each in sorted(worst, key=lambda found: -abs(found[0]))[:10]:
         print(f"{error:+.1%} {name}: {each.name} ({each.machine})")
     tell_parts(steps)
+    tell_sustained(db, columns[0][2])
     sys.exit(not all(good))
 
 
