@@ -338,7 +338,8 @@ def tell_sustained(db: OpenDatabase, constants: StepConstants) -> None:
         for row in csv.DictReader(file):
             kernel_type = row["Kernel Type"]
             alone, work = db.query_row(kernel_type, row, implementation="torch"), kernel_work(kernel_type, row)
-            assert work is not None and work.operations is not None
+            assert work is not None
+            assert work.operations is not None
             rate = work.operations / alone.duration_us / 1e6 / device_peak(alone.device).tera_ops[work.dtype]
             us = alone.duration_us * (1 + constants.capped * max(rate - constants.busy, 0.0))
             errors.append((alone.duration_us / float(row["sustained(us)"]) - 1, us / float(row["sustained(us)"]) - 1))
