@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from tiny_models import CONFIG
 
 import opatlas
 from opatlas.cli.main import main
+from opatlas.data.database import Database
+from opatlas.run.devices.device import DeviceSpec
+from opatlas.theory.config_json import read_config
+from opatlas.theory.model_calls import step_calls
+from opatlas.theory.model_step import Step
+from plugins.steps import read_choice, steps
 from tests.ask.tables import attention, write_table
 
 MODEL = "Qwen/Qwen3-32B"
+BLOCKS = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+GROUPED = """
+from opatlas import implements
+
+VERSION = "1.0"
+
+
+@implements("GroupedMatmul")
+def grouped(x, weight, *, group_list, **more):
+    raise NotImplementedError
+"""
 
 
 def stacked(folder: Path, *, named: str = "") -> Path:
@@ -90,3 +109,24 @@ def test_a_stack_of_implementations_that_are_not_there_is_refused(
     (place / "stack.txt").write_text("gone\n")
     assert main(command) == 1
     assert "stack.txt" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("scales", "runs"), [({}, ""), (BLOCKS, "mine GroupedMatmul")])
+def test_a_measured_step_runs_who_answers_for_the_dtypes_and_scales_of_its_calls(
+    tmp_path: Path, scales: dict[str, object], runs: str
+) -> None:
+    """Torch has rows of products of experts in BF16, mine has them in FP8 with scales of blocks."""
+    sizes = {**CONFIG, "hidden_size": 256, "moe_intermediate_size": 128}
+    for folder, of_rows in ((tmp_path / "db", {}), (tmp_path / "db" / "implementations" / "mine-1.0", BLOCKS)):
+        calls = step_calls(read_config("tiny", {**sizes, **of_rows}), Step.read("tiny,batch=2,context=16"))
+        measured = {"Average Duration(us)": "5.0", "Status": "measured", "Quality": "quiet"}
+        rows = [{**call.cells, **measured} for call in calls if call.kernel_type == "GroupedMatmul"]
+        write_table(folder, "GroupedMatmul", pd.DataFrame(rows))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "grouped_matmul.py").write_text(GROUPED)
+    (tmp_path / "config.json").write_text(json.dumps({**sizes, **scales}))
+    option = argparse.Namespace(
+        step=[read_choice(f"{tmp_path},batch=2,context=16")], implementation=("torch", str(tmp_path / "mine"))
+    )
+    tables, _ = steps(option, [DeviceSpec("cpu", name="toy")]).rows(Database(tmp_path / "db" / "steps"))
+    assert tables["Step"][0]["Step Stack"] == runs
