@@ -328,6 +328,15 @@ class Duration(NamedTuple):
     instrument: str
 
     @property
+    def error(self) -> float:
+        """The standard error as a share of the duration; of a noisy one that of a sample, and not of the mean.
+
+        An unknown standard deviation counts as NOISE_LIMIT, and an unknown number of samples as one.
+        """
+        noise = NOISE_LIMIT if math.isnan(self.noise) else self.noise
+        return noise if self.noisy or math.isnan(self.samples) else noise / math.sqrt(max(self.samples, 1))
+
+    @property
     def conditions(self) -> str:
         """Cache state and instrument, `cold, cupti`; "captured" or "replayed" if neither is known."""
         return ", ".join(filter(None, (self.cache, self.instrument))) or str(self.source)

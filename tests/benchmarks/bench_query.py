@@ -10,9 +10,12 @@ Each protocol hides rows, fits everything anew to the others, and asks for the h
   hidden size of 2048, 4096 and 7168 as N or K;
 - gap: all rows with a range of M; beyond: all rows with M above 4097.
 
-Beside the model: the row that is nearest in the logarithms of the sizes, and interpolation by inverse squared distance
-of the four nearest ones, the rules of tables that others look up. For each: median, 90th and 99th percentile of the
-relative error; for the model also the share of the durations in their 90 % intervals, and the median half width.
+Beside the model: the row that is nearest in the logarithms of the sizes, as tables look up. For each: median, 90th
+and 99th percentile of the relative error; for the model also the share of the durations in their 90 % intervals, and
+the median half width.
+
+Then each machine of each stored row is left out: how many of its medians lie in the interval that the row has without
+it, while the other half of the rows tells what is usual for the kernel type.
 
 With --plan: the calls of steps of two models, as far as they have rows, are predicted from a tenth of these, which
 `opatlas model --next` chooses in rounds, each with models of the rows before; and from random ones.
@@ -22,6 +25,7 @@ from __future__ import annotations
 
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,8 +41,11 @@ from opatlas.ask.query.answering_rows import AnsweringRows
 from opatlas.ask.query.features import RowFeatures, row_features
 from opatlas.ask.query.kernel_model import KernelModel
 from opatlas.ask.query.next_rows import calls_of, next_rows
+from opatlas.ask.query.question import measured_half_widths, usual_deviation
 from opatlas.data.database import Database
 from opatlas.data.origin import Provenance
+from opatlas.row import columns as col
+from opatlas.row.quality import run_medians
 from opatlas.theory.catalog import built_in_catalog
 from opatlas.theory.model_step import ModelCall, Step
 from opatlas.theory.models import TP_SIZES
@@ -60,6 +67,9 @@ TARGETS = {
     ("QuantBatchMatmulV3", "model"): 10.0,
 }
 FAMILY, FAMILY_MEDIAN = 10.0, 5.0
+#: The least and the largest share of the medians of machines in the intervals of a library's rows; those of fewer than
+#: these are not told.
+COVERED, _LEAST_MEDIANS = (0.88, 0.94), 100
 _QUESTION = ("query", "NVIDIA_H200", "MatMulV2", "64,7168", "4608,7168")
 _TIMED_ROWS = 500_000
 _LEAST_ROWS = 70
@@ -83,6 +93,7 @@ def main(*, folder: list[Path] | None = None, families: bool = False, plan: bool
                 met &= protocols(each, rows, features)
     if families:
         met &= all_families(folders[0])
+    met &= machines_left_out(folders[0])
     if plan:
         met &= planned(folders[0])
     if speed:
@@ -153,29 +164,10 @@ def hidden_sizes(n: npt.NDArray[np.int64], k: npt.NDArray[np.int64]) -> Iterator
             yield hidden
 
 
-Method = Callable[[Sequence[RowFeatures], Floats, Sequence[RowFeatures]], Floats]
-
-
 def nearest(known: Sequence[RowFeatures], us: Floats, asked: Sequence[RowFeatures]) -> Floats:
-    found: Floats = us[_distances(known, asked).argmin(axis=1)]
-    return found
-
-
-def inverse_distance(known: Sequence[RowFeatures], us: Floats, asked: Sequence[RowFeatures]) -> Floats:
-    distances = _distances(known, asked)
-    near = np.argsort(distances, axis=1)[:, :4]
-    weights = 1 / (np.take_along_axis(distances, near, axis=1) ** 2 + 1e-6)
-    found: Floats = (weights * us[near]).sum(axis=1) / weights.sum(axis=1)
-    return found
-
-
-def _distances(known: Sequence[RowFeatures], asked: Sequence[RowFeatures]) -> Floats:
     there, here = (np.array([row.sizes[:3] for row in rows]) for rows in (known, asked))
-    distances: Floats = np.sqrt(((here[:, None, :] - there[None, :, :]) ** 2).sum(-1))
-    return distances
-
-
-PEERS: dict[str, Method] = {"nearest row": nearest, "inverse distance": inverse_distance}
+    found: Floats = us[((here[:, None, :] - there[None, :, :]) ** 2).sum(-1).argmin(axis=1)]
+    return found
 
 
 @dataclass(frozen=True)
@@ -206,17 +198,13 @@ def predictions(folds: Iterable[Mask], features: Sequence[RowFeatures], us: Floa
 
 
 def report(name: str, folds: Iterable[Mask], features: Sequence[RowFeatures], us: Floats) -> float:
-    """Prints the errors of all methods; returns the 90th percentile of the model's, in percent."""
-    errors: dict[str, list[Floats]] = {peer: [] for peer in PEERS}
+    """Prints the errors of the model and of the nearest row; returns the 90th percentile of the model's, in percent."""
     own = list(predictions(folds, features, us))
-    for each in own:
-        for peer, method in PEERS.items():
-            errors[peer].append(np.abs(method(each.known, each.known_us, each.asked) / each.asked_us - 1))
     if not own:
         return float("nan")
     print(f"  {name:8} opatlas {_spread(own)}")
-    for peer, found in errors.items():
-        print(f"{'':22}{peer} {_percent(np.concatenate(found))}", flush=True)
+    errors = [np.abs(nearest(each.known, each.known_us, each.asked) / each.asked_us - 1) for each in own]
+    print(f"{'':22}nearest row {_percent(np.concatenate(errors))}", flush=True)
     return _p90(own)
 
 
@@ -255,6 +243,44 @@ def _spread(own: Sequence[Predicted]) -> str:
     return (
         f"{len(errors):5} rows: {_percent(errors)}, covered {100 * covered.mean():.1f} %, "
         f"half width {100 * np.median(widths):.1f} %"
+    )
+
+
+def machines_left_out(folder: Path) -> bool:
+    """Prints how many medians of machines lie in the intervals of rows without them; returns whether enough do."""
+    found = []
+    for each in with_implementations(folder):
+        for kernel_type in Database(each.path).kernel_types():
+            rows = AnsweringRows(Database(each.path).read(kernel_type), Provenance(Database(each.path)))
+            found.append(further_machines(rows).assign(library=each.name, kernel_type=f"{kernel_type} {each.name}"))
+    table = pd.concat(found)
+    print(f"\na further machine, {len(table)} medians: {100 * table.inside.mean():.1f} % in the interval")
+    for column in ("library", "duration_us", "machines", "kernel_type"):
+        told = table.groupby(column, observed=True)["inside"].agg(["mean", "size"])
+        shares = 100 * told["mean"][told["size"] >= _LEAST_MEDIANS]
+        print(f"  {column}: {', '.join(f'{name} {share:.1f}' for name, share in shares.items())}")
+    return bool(table.groupby("library")["inside"].mean().between(*COVERED).all())
+
+
+def further_machines(rows: AnsweringRows) -> pd.DataFrame:
+    """Returns for each machine of each row whether its median lies in the interval of the row without it."""
+    machines, errors = rows.facts[["machines", "machine_spread"]].to_numpy(np.float64).T, rows.numbers("error")
+    half = np.array([zlib.crc32(name.encode()) % 2 for name in rows.signatures], np.intp)
+    others = [(machines[:, half != own], rows.duration_us[half != own], errors[half != own]) for own in (0, 1)]
+    usual = np.array([usual_deviation(*each) for each in others])[half]
+    lines = []
+    for place, row in enumerate(rows):
+        us = sorted(run_medians(row.cell(col.POOLED_RUN_DURATIONS)).values())
+        for left in range(len(us)) if len(us) == machines[0][place] > 1 else ():
+            known = us[:left] + us[left + 1 :]
+            # A row has the duration of a run.
+            own = known[len(known) // 2]
+            lines.append((place, len(known), (known[-1] - known[0]) / own, abs(us[left] / own - 1)))
+    table = pd.DataFrame(lines, columns=["place", "machines", "spread", "off"])
+    place, of_others = table["place"].to_numpy(np.intp), table[["machines", "spread"]].to_numpy(np.float64).T
+    return table.assign(
+        inside=table["off"] <= measured_half_widths(errors[place], of_others, rows.duration_us[place], usual[place]),
+        duration_us=pd.cut(rows.duration_us[place], [0, 5, 20, 100, np.inf]),
     )
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from opatlas.ask.query.question import FORM, Question, UsedRow, machine_floor, measured_half_widths
+from opatlas.ask.query.question import FORM, Question, UsedRow, measured_half_widths, usual_deviation
 from opatlas.data.origin import Provenance, are_one_device, joined
 from opatlas.errors import OpAtlasError
 from opatlas.grouping import positions_by_key
@@ -278,14 +278,14 @@ class AnsweringRows:
         return table
 
     @cached_property
-    def machine_floors(self) -> Floats:
-        """The `machine_floor` of each row, by its machines."""
-        return np.array([machine_floor(*each.machines) for each in self.found], dtype=np.float64)
+    def usual_deviation(self) -> float:
+        """The standard deviation between machines that is usual for the rows (`question.usual_deviation`)."""
+        return usual_deviation(_machines(self.found), self.duration_us, self.numbers("error"))
 
-    def half_widths(self, floors: Floats) -> Floats:
-        """Returns the half width of the interval of each row, as a share of its duration (`measured_half_widths`)."""
-        std_us, samples = self.numbers("std_us"), self.numbers("samples")
-        return measured_half_widths(std_us, samples, self.duration_us, floors, self.noisy)
+    def half_widths(self, found: Sequence[RowDuration], same_machine: bool) -> Floats:
+        """Returns the half widths of the intervals of durations of the kernel type (`measured_half_widths`)."""
+        us, errors = (np.array([getattr(each.duration, name) for each in found]) for name in ("us", "error"))
+        return measured_half_widths(errors, _machines(found), us, None if same_machine else self.usual_deviation)
 
     @cached_property
     def share_in_nz(self) -> float:
@@ -394,6 +394,11 @@ def _judged(
                 left_out = "its duration is that of a composition of torch operators"
             found.append(RowDuration(row, duration, device, composed, left_out))
         yield found
+
+
+def _machines(found: Sequence[RowDuration]) -> Floats:
+    """Returns the number of machines that measured each row, and their spread, 2 x rows; NaN if unknown."""
+    return np.array([each.machines for each in found], dtype=np.float64).reshape(-1, 2).T
 
 
 def _composition_of(kernel_type: str, instrument: str, device_kernels: str) -> bool | None:

@@ -36,9 +36,8 @@ def open(  # noqa: A001
 
     Args:
         place: a folder, or the name of a device: its newest default database.
-        same_machine: whether the intervals are for the machine that measured the rows. On another one of the same
-            type, equal rows differ by 5.3 % at the 90th percentile, or by the difference of the machines of a
-            pooled row, and the intervals are at least as wide.
+        same_machine: whether the intervals are for the machine that measured the rows. For another one of the same
+            type they are as wide as the machines of the row differ, and those of other rows of the kernel type.
         compositions: whether rows answer whose duration is that of a composition of torch operators.
 
     Raises:

@@ -14,19 +14,7 @@ import numpy as np
 
 from opatlas.ask.compare.databases import ComparedDatabase, with_implementations
 from opatlas.ask.query.answering_rows import UNKNOWN_COMPOSITION, AnsweringRows, RowDuration
-from opatlas.ask.query.question import (
-    OTHER_MACHINE_FLOOR,
-    SAME_MACHINE_FLOOR,
-    Completion,
-    How,
-    NoAnswer,
-    QueryResult,
-    Question,
-    interval_of,
-    leads,
-    machine_floor,
-    measured_half_widths,
-)
+from opatlas.ask.query.question import Completion, How, NoAnswer, QueryResult, Question, interval_of, leads
 from opatlas.data.database import Database
 from opatlas.data.manifest import Manifest, read_manifests
 from opatlas.data.origin import Provenance, are_one_device, database_device, joined
@@ -196,9 +184,8 @@ class ImplementationAnswers:
         """Returns a duration of a row as an answer."""
         duration = stored.duration
         is_own = are_one_device(stored.device, self.device)
-        floor = SAME_MACHINE_FLOOR if self.same_machine else machine_floor(*stored.machines)
-        half = measured_half_widths(duration.std_us, duration.samples, duration.us, floor, duration.noisy)
-        low, high = interval_of(duration.us, half)
+        (half_width,) = rows.half_widths([stored], self.same_machine)
+        low, high = interval_of(duration.us, half_width)
         return QueryResult(
             duration.us,
             (float(low), float(high)),
@@ -263,8 +250,7 @@ class ImplementationAnswers:
     def _stored(self, rows: AnsweringRows) -> pd.DataFrame:
         """Returns the answers of stored rows."""
         facts = rows.facts
-        floors = np.full(len(rows), SAME_MACHINE_FLOOR) if self.same_machine else rows.machine_floors
-        low, high = interval_of(rows.duration_us, rows.half_widths(floors))
+        low, high = interval_of(rows.duration_us, rows.half_widths(rows.found, self.same_machine))
         numbers = {"Duration(us)": rows.duration_us, "Low(us)": low, "High(us)": high, "How": How.MEASURED.value}
         told = {
             "Composition": facts["composed"].map(COMPOSITION_WORDS.__getitem__),
@@ -278,10 +264,8 @@ class ImplementationAnswers:
     def _make_predictor(self, kernel_type: str, name: str) -> Predictor:
         from opatlas.ask.query.predictor import Predictor
 
-        floor = 0.0 if self.same_machine else OTHER_MACHINE_FLOOR
-        return Predictor(
-            self.stored_rows(kernel_type, name), self.device_fact("multiprocessors") or _CORES_IF_UNKNOWN, floor
-        )
+        cores = self.device_fact("multiprocessors") or _CORES_IF_UNKNOWN
+        return Predictor(self.stored_rows(kernel_type, name), cores, self.same_machine)
 
     def device_fact(self, name: str) -> int:
         """Returns a number that the manifests of runs tell of the device, such as its memory; 0 if none does."""

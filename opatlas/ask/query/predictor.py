@@ -21,7 +21,7 @@ from threadpoolctl import ThreadpoolController
 from opatlas.ask.query.answering_rows import AnsweringRows
 from opatlas.ask.query.features import RowFeatures, kind_of_load, row_features
 from opatlas.ask.query.kernel_model import LEAST_ROWS, OWN_ROWS, Asked, Fit, KernelModel
-from opatlas.ask.query.question import How, UsedRow
+from opatlas.ask.query.question import How, UsedRow, machine_half_widths
 from opatlas.data.csv_files import write_bytes
 from opatlas.data.manifest import code_digest
 from opatlas.errors import OpAtlasError
@@ -90,14 +90,14 @@ def predicting_rows(rows: AnsweringRows) -> Mask:
 class Predictor:
     """Predicts the durations of a kernel type from its `predicting_rows`. Models are fitted when needed."""
 
-    def __init__(self, rows: AnsweringRows, cores: int, floor: float) -> None:
+    def __init__(self, rows: AnsweringRows, cores: int, same_machine: bool) -> None:
         """
         Args:
             rows: the stored rows.
             cores: multiprocessors or AI cores of the device.
-            floor: the relative difference of equal rows on another machine; 0 on the machine that measured them.
+            same_machine: whether the intervals are for the machine that measured the rows.
         """
-        self._rows, self._cores, self._floor = rows, cores, floor
+        self._rows, self._cores, self._same_machine = rows, cores, same_machine
         used = predicting_rows(rows)
         self._path = folder() / f"{_key(rows, cores, used)}.msgpack"
         self._stored = _load(self._path)
@@ -168,7 +168,9 @@ class Predictor:
             with suppress(OpAtlasError):
                 write_bytes(self._path, msgspec.msgpack.encode(_StoredModel(self._found, model.fits)))
         middle = np.exp(predicted.log_us)
-        factor = np.exp(np.hypot(predicted.half_width, self._floor))
+        # As of a row of many machines: the model is of medians.
+        other = machine_half_widths(np.array([[np.inf], [np.nan]]), middle, self._rows.usual_deviation)
+        factor = np.exp(np.hypot(predicted.half_width, 0.0 if self._same_machine else other))
         numbers = (middle, middle / factor, middle * factor, predicted.asked)
         found = []
         for i, (us, low, high, asked) in enumerate(zip(*(each.tolist() for each in numbers), strict=True)):

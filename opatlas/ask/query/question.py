@@ -17,7 +17,7 @@ import numpy as np
 
 from opatlas.errors import CellError, OpAtlasError
 from opatlas.row.columns import INPUT_DTYPES, INPUT_SHAPES, INPUT_SLOTS, OUTPUT_SHAPES, OUTPUT_SLOTS
-from opatlas.row.quality import NOISE_LIMIT, Floats, Mask
+from opatlas.row.quality import Floats, Positions
 from opatlas.row.slots import dtype_name, known_dtype, normal_words, parse_slots, split_cell
 from opatlas.text import Word, parse_whole
 
@@ -26,11 +26,17 @@ if TYPE_CHECKING:
 
 #: Two-sided 90 % quantile of the normal distribution.
 NORMAL_90 = 1.645
-#: The 90 % quantile of the relative difference of equal rows in one session, and on two devices of one type.
-SAME_MACHINE_FLOOR, OTHER_MACHINE_FLOOR = 0.021, 0.053
-#: How far another machine lies from the median of some machines in nine of ten cases, as a multiple of the difference
-#: between the largest and the smallest of them, by their number: of normally distributed machines, by simulation.
-_OF_SPREAD = {3: 1.80, 4: 1.20, 5: 0.98, 6: 0.84, 7: 0.76, 8: 0.70}
+#: The 90 % quantile of the relative difference of equal rows in one session.
+SAME_MACHINE_FLOOR = 0.021
+#: The standard deviation of equal rows between machines, as a share, where few rows of a kernel type tell it, and how
+#: many rows it counts for. What a clock adds, in microseconds.
+_USUAL_DEVIATION, _USUAL_ROWS, _CLOCK_US = 0.0094, 8, 0.012
+#: How many degrees of freedom the usual variance has, and at most the machines of a row, which have longer tails than a
+#: normal distribution. The 90 % quantile of Student's t with 2, 3, ... of them. Fitted to half of the H200's rows.
+_USUAL_FREEDOM, _OWN_FREEDOM = 2, 3
+_STUDENT_90 = np.array([np.nan, np.nan, 2.920, 2.353, 2.132, 2.015])
+#: The mean range of 1, 2, ... normally distributed values, in standard deviations (Tippett 1925).
+_RANGES = (1.0, 1.128, 1.693, 2.059, 2.326, 2.534, 2.704, 2.847, 2.970, 3.078)
 #: The lower end of an interval stays above zero.
 LARGEST_HALF_WIDTH = 0.99
 
@@ -128,42 +134,57 @@ def leads(how: How, interval_us: tuple[float, float], row_us: float) -> bool:
     return bool(np.isnan(row_us)) or (how is not How.ANALYTIC and interval_us[1] < row_us)
 
 
-def machine_floor(machines: int | None, spread: float | None) -> float:
-    """Returns the relative difference of a row on another machine of the same type in nine of ten cases.
+def usual_deviation(machines: Floats, duration_us: Floats, errors: Floats) -> float:
+    """Returns the standard deviation between machines that is usual for some rows, as a share.
+
+    It is the median of what each row tells beyond its samples and the clock, so that few odd rows do not change it.
 
     Args:
-        machines: the number of machines that measured the row; None if unknown.
-        spread: the largest minus the smallest median of these machines, as a share of the row's; None if unknown.
-
-    Returns:
-        OTHER_MACHINE_FLOOR, or more, for fewer than three machines: the difference of two says little.
+        machines: as for `machine_half_widths`.
+        errors: the standard errors of the rows' durations, as shares.
     """
-    if machines is None or spread is None:
-        return OTHER_MACHINE_FLOOR
-    if machines < min(_OF_SPREAD):
-        return max(spread, OTHER_MACHINE_FLOOR)
-    return max(_OF_SPREAD[min(machines, max(_OF_SPREAD))] * spread, SAME_MACHINE_FLOOR)
+    variances, freedom = _own_variances(machines)
+    several = freedom > 0
+    # The median of the F distribution with these and two degrees of freedom.
+    odds = np.exp2(2 / freedom[several]) - 1
+    own = variances[several] * odds * freedom[several] / 2
+    beyond = own - errors[several] ** 2 - (_CLOCK_US / duration_us[several]) ** 2
+    return float(np.sqrt(max(np.median([*beyond, *[_USUAL_DEVIATION**2] * _USUAL_ROWS]), 0.0)))
 
 
-def measured_half_widths(
-    std_us: Floats | float,
-    samples: Floats | float,
-    duration_us: Floats | float,
-    floors: Floats | float,
-    noisy: Mask | bool,
-) -> Floats:
-    """Returns the half widths, as shares of the durations, of the intervals of stored rows, or of one row.
+def machine_half_widths(machines: Floats, duration_us: Floats, usual: Floats | float) -> Floats:
+    """Returns the relative differences of rows on another machine of the same type in nine of ten cases.
+
+    The variance of the machines that measured a row and the usual one are averaged by their degrees of freedom (Smyth
+    2004, moderated t).
 
     Args:
-        std_us, samples: standard deviation and number of the samples; NaN if unknown, which counts as NOISE_LIMIT, and
-            as one sample.
-        noisy: rows whose samples drift, have two modes or differ much: their interval is that of a sample, and not of
-            the mean.
-        floors: the relative differences between equal rows (SAME_MACHINE_FLOOR, `machine_floor`).
+        machines: the number of machines that measured each row (NaN, unknown, counts as one); the largest minus the
+            smallest median of these machines, as a share of the row's (NaN if unknown). 2 x rows, or x 1 for all.
+        usual: the `usual_deviation` of rows of the kernel type.
     """
-    noise = np.nan_to_num(std_us / duration_us, nan=NOISE_LIMIT)
-    error = NORMAL_90 * noise / np.where(noisy, 1.0, np.sqrt(np.fmax(samples, 1)))
-    return np.hypot(error, floors)
+    variances, freedom = _own_variances(machines)
+    pooled = _USUAL_FREEDOM * (usual**2 + (_CLOCK_US / duration_us) ** 2) + freedom * variances
+    freedom += _USUAL_FREEDOM
+    return _STUDENT_90[freedom] * np.sqrt(pooled / freedom * (1 + 1 / np.fmax(machines[0], 1)))
+
+
+def measured_half_widths(errors: Floats, machines: Floats, duration_us: Floats, usual: Floats | float | None) -> Floats:
+    """Returns the half widths, as shares of the durations, of the intervals of stored rows.
+
+    Args:
+        errors: the standard errors of the durations, as shares.
+        machines, usual: as for `machine_half_widths`; None for intervals of the machine that measured the rows.
+    """
+    equal = SAME_MACHINE_FLOOR if usual is None else machine_half_widths(machines, duration_us, usual)
+    return np.hypot(NORMAL_90 * errors, equal)
+
+
+def _own_variances(machines: Floats) -> tuple[Floats, Positions]:
+    """Returns the variances between the machines of rows, and their degrees of freedom; 0 and 0 if unknown."""
+    counts, spreads = np.where(np.isnan(machines).any(axis=0), [[1], [0]], machines)
+    deviations = spreads / np.interp(counts, range(1, len(_RANGES) + 1), _RANGES)
+    return deviations**2, np.minimum(counts - 1, _OWN_FREEDOM).astype(np.intp)
 
 
 def interval_of(duration_us: Floats | float, half_widths: Floats) -> tuple[Floats, Floats]:

@@ -86,7 +86,7 @@ class StepConstants:
 #: By the name of a device, in the order of the fields.
 CONSTANTS: Mapping[str, StepConstants] = {
     "NVIDIA_H200": StepConstants(
-        0.349, 32.8, 0.203, 0.0083, 0.0506, 2.58, 3.27, 6.03, 0.488, 294.5, 0.257, 0.295, 0.024, 0.392
+        0.349, 32.8, 0.203, 0.0083, 0.0506, 2.58, 3.27, 6.03, 0.488, 294.5, 0.257, 0.295, 0.029, 0.393
     )
 }
 

@@ -137,7 +137,7 @@ def row_table(database: OpenDatabase, kernel_type: str, more: Mapping[str, Itera
 
 def _rows_of(stored: AnsweringRows, more: Sequence[Sequence[Mapping[str, Any]]]) -> pd.DataFrame:
     answering: dict[str, dict[str, Any]] = {}
-    half_widths = (stored.half_widths(stored.machine_floors) * 100).tolist()
+    half_widths = (stored.half_widths(stored.found, same_machine=False) * 100).tolist()
     for place, typed in reversed([*enumerate(stored.typed().to_dict("records"))]):
         line = {str(name): value for name, value in typed.items()}
         captured = bool(stored.captured[place])
