@@ -57,6 +57,30 @@ def test_a_drawn_load_has_whole_experts() -> None:
 
 
 @pytest.mark.parametrize(
+    ("m", "n", "k", "scales", "divided", "longest"),
+    [
+        (64, 2048, 7168, None, True, 3584),
+        (64, 2048, 2048, None, False, 2048),
+        (512, 8192, 7168, None, False, 2 * 7168),
+        (32, 2048, 6144, "16,48;32,48", True, 3072),
+        (32, 2048, 5120, "16,40;32,40", False, 5120),
+        (64, 2048, 6144, "16,48;64,48", False, 6144),
+        (32, 2048, 6144, "2048;32", False, 6144),
+    ],
+)
+def test_k_is_divided_where_kernels_of_an_h200_divide_it(
+    m: int, n: int, k: int, scales: str | None, divided: bool, longest: int
+) -> None:
+    weight = f"{k},{n}" if scales == "2048;32" else f"{n},{k}"
+    if scales is None:
+        found = features("MatMulV2", f"{m},{k};{weight}", f"{m},{n}")
+    else:
+        dtypes = {INPUT_SLOTS[1]: "FLOAT8_E4M3FN;FLOAT8_E4M3FN;FLOAT;FLOAT"}
+        found = features("QuantBatchMatmulV3", f"{m},{k};{weight};{scales}", f"{m},{n}", **dtypes)
+    assert (bool(found.fills[-1]), found.work[2]) == (divided, longest)
+
+
+@pytest.mark.parametrize(
     ("tokens", "heads", "mask", "longest"),
     [
         # 132 tiles of 128 queries are a wave of 132 cores; one more makes two.

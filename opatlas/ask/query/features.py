@@ -34,7 +34,11 @@ _LENGTHS, _LAYOUT = RUNTIME_PREFIX + "actual_seq_lengths_kv_values", RUNTIME_PRE
 _LAYOUTS = ("TND", "BNSD")
 _ROPE_OF_TABLE = "_triton_rope"
 #: Rows and columns of the tiles of a product for which the fill of the last wave is a feature.
-_TILES = ((64, 128), (128, 128), (128, 256))
+_TILES = ((64, 64), (64, 128), (128, 128), (128, 192), (128, 256))
+#: cuBLAS divides K in two if it is longer than this, by the bytes of an operand, and no core gets a second tile; of two
+#: bytes also if K is this many times the tiles, of one only below so many results, and never with scales of tokens.
+#: The names of 157 of 5,100 kernels of an H200 say otherwise.
+_SPLIT_K, _SPLIT_BY_TILES, _SPLIT_RESULTS = {1: 5120, 2: 2048}, 100, 1 << 17
 #: Tiles of products of experts by torch: small ones up to so many rows of each expert, or columns, and narrow products
 #: in one byte; the rows and columns of the clusters of small, usual and narrow ones, of operands of two bytes and one
 #: (aten/src/ATen/native/cuda/GroupMM.cu, ScaledGroupMM.cu). A cluster has 2 cores, or 4.
@@ -60,9 +64,9 @@ class RowFeatures:
         work: amounts whose cost adds up or overlaps: bytes, operations, elements, steps; at least 1 each, those that
             matter most first.
         sizes: the sizes as logarithms to base 2.
-        fills: how full tiles and waves are, of a product; of attention how busy all cores are, and whether the keys are
-            split; of other kernels the last group of threads, and columns of a power of two, and whether axes move.
-            Empty for messages.
+        fills: how full tiles and waves are, of a product, and whether K is divided; of attention how busy all cores
+            are, and whether the keys are split; of other kernels the last group of threads, and columns of a power of
+            two, and whether axes move. Empty for messages.
         regime: rows of other slots, dtypes or formats are comparable to a part only.
         dims: all dimensions, slot by slot; as many in all rows of a regime.
     """
@@ -102,9 +106,9 @@ def row_features(kernel_type: str, cells: Mapping[str, str], cores: int) -> RowF
         logs = tuple(map(math.log2, (product.m, product.n, product.k, product.batch, done / moved)))
         dims = (product.m, product.n, product.k, product.batch)
         # A core adds up k products for each of its tiles, one after the other.
-        waves = math.ceil(product.batch * math.ceil(product.m / 128) * math.ceil(product.n / 128) / cores)
-        work = (moved, done, float(product.k * waves))
-        return RowFeatures(work, logs, tuple(_fills(product.m, product.n, product.batch, cores)), regime, dims)
+        waves, halves = math.ceil(_tiles(dims, 128, 128) / cores), _is_split(inputs, dims, cores)
+        work = (moved, done, product.k * waves / (1 + halves))
+        return RowFeatures(work, logs, (*_fills(dims, cores), float(halves)), regime, dims)
     grouped = grouped_sizes(kernel_type, inputs)
     if grouped is not None:
         return _of_groups(grouped, cells, inputs[1], moved, cores, regime)
@@ -134,14 +138,30 @@ def _rough_bytes(slots: Sequence[Slot]) -> int:
     return sum(elements * (dtype.bytes if dtype else 2) for elements, dtype in known) or 1
 
 
-def _fills(m: int, n: int, batch: int, cores: int) -> list[float]:
-    """Returns for each tiling the share of the last wave's cores that have work, and the logarithm of the waves."""
-    found = []
-    for rows, columns in _TILES:
-        tiles = batch * math.ceil(m / rows) * math.ceil(n / columns)
-        waves = math.ceil(tiles / cores)
-        found += [tiles / (waves * cores), m / (math.ceil(m / rows) * rows)]
-    return [*found, math.log2(max(tiles / cores, 2**-8))]
+def _tiles(dims: Sequence[int], rows: int, columns: int) -> int:
+    m, n, _, batch = dims
+    return batch * math.ceil(m / rows) * math.ceil(n / columns)
+
+
+def _fills(dims: Sequence[int], cores: int) -> list[float]:
+    """Returns for each tiling the share of the last wave's cores that have work and how full rows are, then whether
+    more than 128 tokens end within eight (with other tiles), and the logarithm of the waves."""
+    m, counts = dims[0], [_tiles(dims, *tile) for tile in _TILES]
+    found = [tiles / (math.ceil(tiles / cores) * cores) for tiles in counts]
+    found += [m / (math.ceil(m / rows) * rows) for rows, _ in _TILES]
+    return [*found, float(m > 128 and m % 8 > 0), math.log2(max(counts[-1] / cores, 2**-8))]
+
+
+def _is_split(inputs: Sequence[Slot], dims: Sequence[int], cores: int) -> bool:
+    """Returns whether cuBLAS divides K in two."""
+    m, n, k, _ = dims
+    scales = [len(slot.shape) for slot in inputs[2:4]]
+    edge = 128 if scales == [2, 2] else 64
+    tiles = _tiles(dims, edge, edge)
+    dtype = known_dtype(inputs[0].dtype)
+    if dtype is not None and dtype.bytes == 1:
+        return k > _SPLIT_K[1] and m * n < _SPLIT_RESULTS and 2 * tiles <= cores and scales != [1, 1]
+    return k > _SPLIT_K[2] and (2 * tiles <= cores or k > _SPLIT_BY_TILES * tiles)
 
 
 def _of_groups(

@@ -3,8 +3,8 @@
 A regime with many rows has a model of its own, since it is often another kernel: the steps of a decode and a prompt,
 blocks of scales and one scale. Questions of other regimes have the model of all rows.
 
-Of large tables it is the mean of several models that err differently: the covariance of one is fitted, which suits
-questions near rows, and those of the others reach farther.
+Of large tables it is the mean of several models that err differently: the covariances of two are fitted, which suits
+questions near rows, and that of the other is not.
 
 The interval of a prediction is its deviation, times how far off predictions of the rows around it are, times a quantile
 that was found by hiding rows: itself, its site, the sizes around it, or all larger ones.
@@ -60,9 +60,9 @@ _MOST_JOINT = 1000
 _BEYOND, _GAP = 0.5, 0.5
 #: The octaves beyond all rows that hidden rows tell of: the interval grows with those farther out.
 _TESTED = 2.0
-#: Lengths of the default covariances: octaves, shares of a tile or wave, and of a regime.
-_OCTAVES, _FAR_OCTAVES, _SHARE, _REGIME = 3.0, 4.5, 1.0, 0.7
-#: The kinds of work that every roofline of a large table has; one of them has all.
+#: Lengths of the default covariance: octaves, shares of a tile or wave, and of a regime.
+_OCTAVES, _SHARE, _REGIME = 3.0, 1.0, 0.7
+#: The kinds of work that every roofline of a large table has; two of them have all.
 _KINDS = 2
 _NOISE = 0.01
 
@@ -190,13 +190,13 @@ class RegimeModel:
     def _fit_smoothers(self) -> None:
         every = self._work.shape[1]
         # Fitting large tables flatters questions near their rows, at the cost of new weights and models.
-        of_large = [(_KINDS, _OCTAVES, True), (_KINDS, _FAR_OCTAVES, False), (every, _OCTAVES, False)]
-        models = of_large if len(self._work) >= _FEW_ROWS else [(every, _OCTAVES, True)]
-        for kinds, octaves, fitted in models:
+        of_large = [(_KINDS, True), (every, True), (every, False)]
+        models = of_large if len(self._work) >= _FEW_ROWS else [(every, True)]
+        for kinds, fitted in models:
             work = self._work[:, :kinds]
             roofline = fit_roofline(work, self._log_us)
             residual = self._log_us - roofline_log_us(roofline, np.log(work))
-            covariance = self._covariance(residual, octaves)
+            covariance = self._covariance(residual)
             if fitted:
                 covariance = fit_covariance(covariance, self._matrix, residual)
             self._add(covariance.fit(roofline, work.shape[1]))
@@ -221,10 +221,10 @@ class RegimeModel:
         of_site = self._of_site.get(row.regime)
         return row.regime, None if of_site is None else tuple(compress(row.dims, of_site))
 
-    def _covariance(self, residual: Floats, octaves: float = _OCTAVES) -> Covariance:
+    def _covariance(self, residual: Floats) -> Covariance:
         """Returns a covariance that is not fitted but for the spread of the values."""
         sizes, fills, _ = self._width
-        lengths = [octaves] * sizes + [_SHARE] * fills + [_REGIME] * len(self._regimes)
+        lengths = [_OCTAVES] * sizes + [_SHARE] * fills + [_REGIME] * len(self._regimes)
         spread = max(float(np.quantile(np.abs(residual), 0.8)), 0.02)
         return Covariance(np.array(lengths), spread, spread, _NOISE, self._is_smooth())
 
