@@ -93,11 +93,9 @@ class ControllerHooks:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_sessionstart(self, session: pytest.Session) -> Generator[None, None, None]:
-        """Plans, so that a wrong option is told before a worker starts, and prepares the start by xdist's own hook."""
+        """Prepares the start of the workers by xdist's own hook."""
         if not has_replays(session.config):
             return (yield)
-        if error := self._session.plan().error:
-            raise pytest.UsageError(error)
         # Otherwise xdist's `python -c` looks for imports in the working folder first. Python 3.10 ignores the variable.
         os.environ.setdefault("PYTHONSAFEPATH", "1")
         # Ctrl-C would kill a worker that does not ignore it yet: workers inherit the blocked signal.
@@ -108,9 +106,13 @@ class ControllerHooks:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_collection(self) -> None:
-        """Sends the plan, for which the workers wait."""
-        self._context.send_plan()
+    def pytest_collection(self, session: pytest.Session) -> None:
+        """Plans while the workers import pytest and its plugins."""
+        try:
+            if has_replays(session.config) and (error := self._session.plan().error):
+                raise pytest.UsageError(error)
+        finally:
+            self._context.send_plan()
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Scheduling | None:

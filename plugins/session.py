@@ -12,7 +12,7 @@ became of it. `Session` has a method for each step, and the hooks of `hooks.py` 
 6. `merge` brings the records of all journals into the CSVs, and accounts for every row.
 7. `report` writes the report files and decides the exit status. `terminal.py` prints what became of the rows.
 
-With xdist the controller plans before the workers start, and merges and reports while they end; each worker runs and
+With xdist the controller plans while the workers start, and merges and reports while they end; each worker runs and
 records rows. Without xdist one process does everything.
 """
 

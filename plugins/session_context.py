@@ -145,7 +145,7 @@ class SessionContext:
     """What the parts of a session share in one process of pytest.
 
     A process is the only one of its session, or the controller of xdist, or one of its workers. The controller makes
-    the plan before its workers start. The processes share the run id, the plan and a folder.
+    the plan while its workers start. The processes share the run id, the plan and a folder.
 
     Attributes:
         worker: the id that xdist gives a worker; "" in other processes.

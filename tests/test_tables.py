@@ -45,7 +45,7 @@ def test_each_command_prints_a_table_and_json(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.chdir(tmp_path)
     for command in commands(tmp_path):
 
@@ -54,6 +54,9 @@ def test_each_command_prints_a_table_and_json(
             assert main([*words.split(), *options]) in (0, 1), words
             return capsys.readouterr().out
 
+        # Paths, and commands to copy, stay whole.
+        wide = [line for line in printed().splitlines() if len(line) > 80 and str(tmp_path) not in line]
         assert printed(), command
+        assert not wide, wide
         assert "| --- |" in printed("--format", "markdown").replace("--:", "---"), command
         assert json.loads(printed("--json")), command

@@ -298,7 +298,7 @@ def _served_parts(served: Served) -> Iterator[Part]:
         fitted = (group[0].fitted_share if all(names) else None, median(after) if after else None)
         counts = (covered, lacks or None, added, *fitted)
         summary.append((*names, len(group), middle, median(sizes), sizes[len(sizes) // 10], *counts))
-    missing = Column("missing", percent)
+    missing = Column("missing", percent, wide=True)
     of_points = ("points", error, Column("|error|", percent), Column("p90", percent), "in 90 %", missing)
     columns = ("model", "engine", *of_points, "adds(us)", Column("fit", change), Column("with fit", percent))
     yield Table(columns, summary, "predicted against served, medians; us a layer more; share as fitted on other models")

@@ -283,6 +283,9 @@ def test_what_an_engine_adds_is_fitted_on_other_models_as_far_as_it_helps_those(
     assert points[0]["error"] == pytest.approx(1 / late[0] - 1)
     assert points[0]["fitted_share"] == pytest.approx(share)
     assert points[0]["fitted_error"] == pytest.approx((1 + share) / late[0] - 1)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["model", "all", str(place), "--against", str(served)]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
 
 
 def test_served_times_are_compared_and_points_left_out_are_listed(

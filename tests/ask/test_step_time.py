@@ -12,7 +12,7 @@ from opatlas.ask.query.step_time import StepConstants, StepTime, step_time
 from opatlas.theory.model_step import Step, step_memory
 from opatlas.theory.sources import resolve_model
 
-CONSTANTS = StepConstants(0.5, 200.0, 0.25, 0.02, 0.01, 4.0, 5.0, 0.5, 200.0, 0.2, 0.5, 0.02, 0.3)
+CONSTANTS = StepConstants(0.5, 200.0, 0.25, 0.02, 0.01, 2.5, 4.0, 5.0, 0.5, 200.0, 0.2, 0.5, 0.02, 0.3)
 
 
 def cost(
@@ -49,6 +49,13 @@ def test_a_step_is_its_calls_and_what_the_graph_and_their_place_add() -> None:
     low, high = found.interval_us
     assert found.us - low == pytest.approx(high - found.us)
     assert high - found.us > 0.02 * found.us
+
+
+@pytest.mark.parametrize(("cache", "later_us"), [("BF16", 1.0), ("FLOAT8_E4M3FN", 3.5)])
+def test_queries_are_copied_before_attention_over_a_cache_in_another_dtype(cache: str, later_us: float) -> None:
+    signature = f"4,16,128;36,128,256;36,128,256|BF16;{cache};{cache}|ND;ND;ND|4,16,128|BF16"
+    part = PartCost("attention", "FusedInferAttentionScore", 1, 1, signature, us_per_call=100.0)
+    assert CONSTANTS.later_us(part) == pytest.approx(later_us)
 
 
 @pytest.mark.parametrize(

@@ -96,14 +96,6 @@ def test_a_database_that_is_named_as_tests(pytester: pytest.Pytester, tmp_path: 
     assert f"--database-path {named}" in refusal(pytester, str(named))
 
 
-@pytest.mark.parametrize("option", ["--ops=Toi", "--versions=torch=1.0"])
-def test_a_wrong_option_is_told_before_workers_start(sessions: Sessions, option: str) -> None:
-    sessions.write("Toy", [row(2)])
-    (sessions.folder / "watching.py").write_text("def pytest_configure_node(node): open('a_worker', 'w').close()\n")
-    done = sessions.run("-n2", option, "-p", "watching", PYTHONPATH=str(sessions.folder))
-    assert (done.code, "a_worker" in {path.name for path in sessions.folder.iterdir()}) == (4, False), done.output
-
-
 def test_a_cluster_that_cannot_be_joined_is_told_with_a_remedy(sessions: Sessions) -> None:
     sessions.write("Toy", [row(2)])
     refused = sessions.run("--ray=ray://head:10001")

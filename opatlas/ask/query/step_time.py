@@ -34,6 +34,8 @@ class StepConstants:
         launch_us: of the host for each kernel, where no graph launches it.
         place_us: of a norm or a product whose input was just written, over a cold one that is launched alone.
         product, attention: the shares by which these are longer in their place.
+        query_us: before attention over a cache in another dtype, whose kernel reads queries one after the other: of the
+            kernel that copies them out of the columns of a product, and the gap before it.
         message_us: of a collective in a graph.
         reduce_us, exchange_us, reduce_gbps: of the kernel that engines have for an all_reduce: one exchange takes
             reduce_us, a second one exchange_us more for each other device, and what a device receives travels at
@@ -50,6 +52,7 @@ class StepConstants:
     place_us: float
     product: float
     attention: float
+    query_us: float
     message_us: float
     reduce_us: float
     exchange_us: float
@@ -63,7 +66,8 @@ class StepConstants:
         """Returns how much longer a call is in its place than alone."""
         name, us = part.kernel_type, part.us_per_call or 0.0
         if name in ATTENTION_TYPES:
-            return self.attention * us
+            query, cache = part.signature.split("|")[1].split(";")[:2]
+            return self.attention * us + self.query_us * (query != cache)
         if any(word in name for word in _PRODUCTS):
             return self.place_us + self.product * us
         return self.place_us if "Norm" in name else 0.0
@@ -82,7 +86,7 @@ class StepConstants:
 #: By the name of a device, in the order of the fields.
 CONSTANTS: Mapping[str, StepConstants] = {
     "NVIDIA_H200": StepConstants(
-        0.349, 32.8, 0.203, 0.0083, 0.0506, 3.27, 6.03, 0.488, 294.5, 0.257, 0.295, 0.029, 0.393
+        0.349, 32.8, 0.203, 0.0083, 0.0506, 2.58, 3.27, 6.03, 0.488, 294.5, 0.257, 0.295, 0.029, 0.393
     )
 }
 

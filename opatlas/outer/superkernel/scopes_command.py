@@ -333,8 +333,8 @@ def _first_types(kernel_types: Mapping[str, int]) -> str:
 
 
 def _scopes(analysis: ScopeAnalysis) -> Table:
-    us = (f"{name}(us)" for name in ("duration", "gaps", "host", "saved"))
-    shares = (Column(name, percent) for name in ("of scope", "of step"))
+    us = ("duration(us)", "gaps(us)", Column("host(us)", wide=True), "saved(us)")
+    shares = (Column("of scope", percent, wide=True), Column("of step", percent))
     return Table(
         ("scope", "each", "kernels", "fused", "SK", *us, *shares, "try", Column("why", wide=True)),
         [
