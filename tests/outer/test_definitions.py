@@ -103,6 +103,15 @@ def test_definitions_are_tasks_whose_inputs_are_the_workloads(data_set: Path) ->
     assert not scale.is_unchanged
 
 
+def test_inputs_of_a_workload_are_made_without_those_of_others(tmp_path: Path) -> None:
+    write(tmp_path / "kernels/definitions/scale/scale_n8.json", SCALE)
+    huge = {**SCALED[0], "uuid": "huge", "axes": {"M": 1 << 50}}
+    write(tmp_path / "kernels/workloads/scale/scale_n8.jsonl", *({"workload": each} for each in (huge, *SCALED)))
+    (task,) = read_tasks(tmp_path / "kernels")
+    x, factor = TaskModule(task).inputs(1, 0, torch.device("cpu"))
+    assert (tuple(x.shape), factor) == ((2, 8), 3.0)
+
+
 def test_tensors_are_read_from_the_data_set(data_set: Path) -> None:
     save_file = pytest.importorskip("safetensors.torch").save_file
     (data_set / "blob").mkdir()

@@ -31,6 +31,8 @@ _LARGEST_BYTES = 4 << 20
 _LANGUAGES = ("python", "pytorch", "triton", "tilelang", "cute_dsl", "cutile", "cudnn_frontend")
 #: Random whole numbers lie between these.
 _LOW, _HIGH = -128, 128
+#: The name of a task's workloads, of which each has inputs of its own.
+WORKLOADS = "_OPATLAS_WORKLOADS"
 #: The task of a definition; names that begin with `_opatlas` are no reference's.
 _TASK = """\
 {reference}
@@ -50,7 +52,7 @@ _OPATLAS_WORKLOADS = {workloads!r}
 
 
 def get_inputs_dyn_list():
-    return [_opatlas_inputs(each, globals()) for each in _OPATLAS_WORKLOADS]
+    return [_opatlas_inputs(globals(), number) for number in range(len(_OPATLAS_WORKLOADS))]
 """
 
 
@@ -234,19 +236,19 @@ def _size(path: Path, name: str, expression: str, sizes: Mapping[str, int]) -> i
         raise OpAtlasError(f"{path}: axis {name!r}: {expression!r}: {error}: give an expression of sizes") from None
 
 
-def workload_inputs(call: Mapping[str, Any], module: Mapping[str, Any]) -> list[Any]:
+def workload_inputs(module: Mapping[str, Any], number: int) -> list[Any]:
     """Returns the inputs of a workload, on torch's default device.
 
     Args:
-        call: what `task_text` wrote of the workload.
-        module: the names of the task, with its `__file__` and the function that makes inputs of the type `custom`.
+        module: the names of the task, with what `task_text` wrote of the workloads, its `__file__`, and the function
+            that makes inputs of the type `custom`.
 
     Raises:
         OpAtlasError: this torch has not the dtype, or a file is missing.
     """
     import torch
 
-    made = {}
+    call, made = module[WORKLOADS][number], {}
     if any(kind == "custom" for kind, *_ in call["inputs"].values()):
         made = module[call["custom"]](dict(call["known"]), torch.get_default_device())
     found: list[Any] = []
@@ -262,7 +264,7 @@ def workload_outputs(module: Mapping[str, Any], number: int, device: Any) -> lis
     """Returns memory for the outputs of a workload of a task. Raises OpAtlasError for a dtype."""
     import torch
 
-    of_definition = module["_OPATLAS_WORKLOADS"][number]["outputs"]
+    of_definition = module[WORKLOADS][number]["outputs"]
     return [torch.empty(shape, dtype=_dtype(name), device=device) for shape, name in of_definition]
 
 

@@ -24,7 +24,7 @@ from opatlas.outer.judging.judgement import ReferenceFailed
 from opatlas.outer.judging.memory import CALL_SEED
 from opatlas.outer.judging.results import Compared, FlatResults, compare_results, flat_results
 from opatlas.outer.judging.trial import Constructed, LiveInputs
-from opatlas.outer.tasks.definitions import workload_outputs
+from opatlas.outer.tasks.definitions import WORKLOADS, workload_inputs, workload_outputs
 from opatlas.outer.tasks.task import GET_INIT_INPUTS, GET_INPUTS, GET_INPUTS_LIST, MODEL, Task, TaskKind
 from opatlas.row.columns import TASK_INPUTS
 from opatlas.row.errors import MissingPrecondition, Unsupported
@@ -87,13 +87,17 @@ class TaskModule:
             try:
                 # Large inputs are made on the device itself: a host takes seconds for each GiB of random numbers.
                 with device:
-                    found = self.input_lists()
+                    found = self._input_list(number)
             except (RuntimeError, TypeError):
                 set_seeds(seed)
-                found = self.input_lists()
-            return [as_tensors(value, device) for value in found[number]]
+                found = self._input_list(number)
+            return [as_tensors(value, device) for value in found]
         except Exception as error:
             raise ReferenceFailed(f"the inputs of the task cannot be made: {exception_line(error)}") from error
+
+    def _input_list(self, number: int) -> Sequence[Any]:
+        """Returns a list of inputs; of a definition it alone is made."""
+        return workload_inputs(self._names, number) if WORKLOADS in self._names else self.input_lists()[number]
 
     def outputs(self, number: int, device: torch.device) -> list[torch.Tensor]:
         """Returns memory for the results of a list of inputs of a definition. Raises OpAtlasError."""
