@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from opatlas.ask.query.model_cost import ModelCost, PartCost
-from opatlas.ask.query.step_time import StepConstants, StepTime, step_time
+from opatlas.ask.query.step_time import CONSTANTS as CONSTANTS_OF_DEVICES, StepConstants, StepTime, step_time
+from opatlas.ask.query.sweep import ComparedPoint, ServedPoint
 from opatlas.theory.model_step import Step, step_memory
 from opatlas.theory.sources import resolve_model
 
@@ -56,6 +58,21 @@ def test_queries_are_copied_before_attention_over_a_cache_in_another_dtype(cache
     signature = f"4,16,128;36,128,256;36,128,256|BF16;{cache};{cache}|ND;ND;ND|4,16,128|BF16"
     part = PartCost("attention", "FusedInferAttentionScore", 1, 1, signature, us_per_call=100.0)
     assert CONSTANTS.later_us(part) == pytest.approx(later_us)
+
+
+def test_an_engine_whose_attention_takes_the_product_copies_no_queries() -> None:
+    signature = "4,16,128;36,128,256;36,128,256|BF16;FLOAT8_E4M3FN;FLOAT8_E4M3FN|ND;ND;ND|4,16,128|BF16"
+    known = {"us_per_call": 100.0, "interval_us": (97.0, 103.0), "device": "NVIDIA_H200"}
+    part = PartCost("attention", "FusedInferAttentionScore", 10, 10, signature, **known)
+    served = {
+        engine: ComparedPoint(
+            ServedPoint("m", "m", engine, "H200", 1, 1, 1, "fp8", "fp8", 4, 4608.0, 5.0),
+            replace(cost(100.0), parts=[part]),
+        )
+        for engine in ("vllm", "trtllm")
+    }
+    query_us = CONSTANTS_OF_DEVICES["NVIDIA_H200"].query_us
+    assert served["vllm"].told.us - served["trtllm"].told.us == pytest.approx(10 * query_us)
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ class StepConstants:
 #: By the name of a device, in the order of the fields.
 CONSTANTS: Mapping[str, StepConstants] = {
     "NVIDIA_H200": StepConstants(
-        0.349, 32.8, 0.203, 0.0083, 0.0506, 2.58, 3.27, 6.03, 0.488, 294.5, 0.257, 0.295, 0.029, 0.393
+        0.348, 32.8, 0.182, 0.0192, 0.0338, 2.58, 3.3, 6.03, 0.488, 294.5, 0.245, 0.276, 0.021, 0.396
     )
 }
 
@@ -114,18 +114,22 @@ class StepTime:
         return self.kernels_us + sum(parts)
 
 
-def step_time(cost: ModelCost, constants: StepConstants | None = None) -> StepTime | None:
+def step_time(
+    cost: ModelCost, constants: StepConstants | None = None, *, copies_queries: bool = True
+) -> StepTime | None:
     """Returns the time of a step; None on a device without measured steps, or if nothing of the step is known.
 
     Parts without a duration are not in it, as they are in no sum.
 
     Args:
         constants: default: those of the device that answered.
+        copies_queries: whether a kernel of its own copies queries that attention reads one after the other.
     """
     device = next(iter(cost.us_by("device")), "")
     constants = constants or CONSTANTS.get(device)
     if constants is None or not cost.us:
         return None
+    constants = constants if copies_queries else replace(constants, query_us=0.0)
     known = [part for part in cost.parts if part.us is not None]
     own = [part for part in known if part.kernel_type not in BY_KERNEL_TYPE]
     messages = [part for part in known if part not in own]

@@ -18,7 +18,7 @@ import msgspec
 from opatlas.ask.query.database import OpenDatabase
 from opatlas.ask.query.implementation_answers import FASTEST
 from opatlas.ask.query.model_cost import ModelCost, known_types
-from opatlas.ask.query.step_time import StepTime
+from opatlas.ask.query.step_time import StepTime, step_time
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.files import read_safely
 from opatlas.grouping import grouped
@@ -47,6 +47,8 @@ _Positive = Annotated[float, msgspec.Meta(gt=0)]
 _Count = Annotated[int, msgspec.Meta(ge=1)]
 #: A step, its cost, and else why it has none: it does not fit the device, or the devices do not divide the model.
 SweptStep: TypeAlias = tuple[Step, ModelCost | None, str]
+#: Engines whose attention takes queries, keys and values as their product has them: TensorRT-LLM (gptAttention).
+_TAKES_PRODUCT = ("trtllm",)
 #: Of an engine and a model, the logarithms of the shares by which its points are later than predicted.
 _Late: TypeAlias = dict[tuple[str, str], list[float]]
 _PARTS = [number / 10 for number in range(11)]
@@ -231,7 +233,7 @@ class ComparedPoint:
     @property
     def told(self) -> StepTime | ModelCost:
         """The time of the step where that is known, else its kernels."""
-        return self.cost.time or self.cost
+        return step_time(self.cost, copies_queries=self.point.engine not in _TAKES_PRODUCT) or self.cost
 
     @property
     def error(self) -> float:
