@@ -15,6 +15,7 @@ from opatlas.row.roofline import PRODUCTS
 from tests.outer.planted import shared
 
 _H200 = Path(__file__).parents[2] / "database" / "data" / "NVIDIA_H200"
+_SLOW_IN_FP8 = ("160,7168;7168,18432;18432;160", "160,5120;5120,18944;18944;160")
 
 
 def test_a_step_of_training_of_a_language_model() -> None:
@@ -74,6 +75,6 @@ def test_no_row_of_the_shipped_h200_is_above_the_roof(database: Path) -> None:
     below = products & (share < 0.3)
     assert below.sum() <= 0.03 * products.sum()
     assert np.all(share[products] > 0.2)
-    # cuBLAS takes longer for this product in FP8 than for 256 rows, by the same kernel (known_findings.yaml).
-    is_known = (frame["Input Shapes"] == "160,7168;7168,18432;18432;160").to_numpy()
+    # cuBLAS takes longer for these products in FP8 than for 256 rows, by the same kernel (known_findings.yaml).
+    is_known = frame["Input Shapes"].isin(_SLOW_IN_FP8).to_numpy()
     assert np.all(least_us[below & ~is_known] < 20)

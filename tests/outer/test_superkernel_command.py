@@ -59,7 +59,7 @@ def test_scopes_with_their_prediction_and_advice(tmp_path: Path, capsys: pytest.
     shown = capsys.readouterr().out
     lines = [line.split() for line in shown.splitlines()]
     for each in found["scopes"]:
-        ending = f"{each['saved_us']:.4g} {each['ceiling']:.1%} {each['step_share']:.1%} {each['verdict']}"
+        ending = f"{each['saved_us']:.4g} {each['step_share']:.1%} {each['verdict']}"
         cells = ending.replace("%", " %").split()
         assert cells in [line[-len(cells) :] for line in lines]
     assert found["advice"]["snippet"][1] in shown
