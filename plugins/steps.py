@@ -120,7 +120,7 @@ def _stack_cell(
 ) -> str:
     """Returns who runs which kernel types, without the default: `flashinfer AddRmsNorm SwiGlu; liger RmsNorm`.
 
-    Those run a kernel type whose rows answer `opatlas model`. Without rows it is the first of the stack that takes it.
+    Those run a kernel type whose rows answer `opatlas model`; without rows those of the stack before the default.
     """
     from opatlas.ask.query.model_cost import part_costs
 

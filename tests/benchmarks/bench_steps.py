@@ -36,7 +36,6 @@ from opatlas.ask.query.features import kernel_work
 from opatlas.ask.query.model_cost import MISSING, ModelCost, PartCost
 from opatlas.ask.query.step_time import StepConstants, step_time
 from opatlas.row.communication import BY_KERNEL_TYPE
-from opatlas.row.roofline import device_peak
 from opatlas.theory.model_step import Step, kind_of_layer
 
 #: A note that a part of a step was run by another implementation than its kernel type.
@@ -333,18 +332,24 @@ def tell_parts(steps: Iterable[Measured]) -> None:
         print(f"{name:20} {len(values):3} parts  {told}  {share:+.1%} of the step, at most {most:+.1%}")
 
 
-def tell_sustained(db: OpenDatabase, constants: StepConstants) -> None:
-    """Prints how far the power cap of steps is off for products that run one behind the other for a second."""
+def tell_sustained(db: OpenDatabase, cost: ModelCost, constants: StepConstants) -> None:
+    """Prints how far the power cap of steps is off for products that run one behind the other for a second.
+
+    Args:
+        cost: of any step, whose calls each product takes the place of.
+    """
     errors = []
     with _SUSTAINED.open(newline="") as file:
         for row in csv.DictReader(file):
-            kernel_type = row["Kernel Type"]
+            kernel_type, sustained_us = row["Kernel Type"], float(row["sustained(us)"])
             alone, work = db.query_row(kernel_type, row, implementation="torch"), kernel_work(kernel_type, row)
             assert work is not None
             assert work.operations is not None
-            rate = work.operations / alone.duration_us / 1e6 / device_peak(alone.device).tera_ops[work.dtype]
-            us = alone.duration_us * (1 + constants.capped * max(rate - constants.busy, 0.0))
-            errors.append((alone.duration_us / float(row["sustained(us)"]) - 1, us / float(row["sustained(us)"]) - 1))
+            us, rate = alone.duration_us, work.operations / alone.duration_us / 1e6
+            part = PartCost("", kernel_type, 1, 1, "", us, alone.interval_us, device=alone.device, tera_ops=rate)
+            time = step_time(replace(cost, parts=[part], dtype=work.dtype), constants)
+            assert time is not None
+            errors.append((us / sustained_us - 1, (us + time.power_cap_us) / sustained_us - 1))
     before, after = (f"{np.median(each):.1%} / {np.quantile(each, 0.9):.1%}" for each in np.abs(errors).T)
     print(f"sustained products {len(errors)}  alone {before}  at the power cap {after}")
 
@@ -367,7 +372,7 @@ def main() -> None:
     for error, name, each in sorted(worst, key=lambda found: -abs(found[0]))[:10]:
         print(f"{error:+.1%} {name}: {each.name} ({each.machine})")
     tell_parts(steps)
-    tell_sustained(db, columns[0][2])
+    tell_sustained(db, steps[0].cost, columns[0][2])
     sys.exit(not all(good))
 
 

@@ -176,9 +176,9 @@ def test_a_device_has_the_rows_of_its_own_experts(replay_of, settings):
 
 @torch.no_grad()
 def test_a_device_has_as_many_rows_as_the_model_says_of_the_busiest(replay_of):
-    step = Step.read("m,batch=3,context=40,tp=2,ep=8")
-    calls = {each.part: each for each in step_calls(read_config("m", CONFIG), step)}
-    replay = replay_of("1 dense + 1 moe", settings=f",{step}".replace("m,", "", 1))
+    settings = ",batch=3,context=40,tp=2,ep=8"
+    calls = {each.part: each for each in step_calls(read_config("m", CONFIG), Step.read(f"m{settings}"))}
+    replay = replay_of("1 dense + 1 moe", settings=settings)
     replay()
     (call,) = (each.call for each in replay._layers.calls if each.part == "experts_down")
     assert f"{len(call.inputs[0][0])}," in calls["experts_down"].cells["Input Shapes"]
