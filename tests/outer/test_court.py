@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import process_time
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -132,6 +133,14 @@ def test_a_store_beside_an_input_is_found() -> None:
     with pytest.raises(CandidateRejected) as caught:
         expect_margins([live])
     assert caught.value.sub_class == "out-of-bounds"
+
+
+def test_a_repeat_that_is_equal_to_the_bit_needs_no_further_reference() -> None:
+    referee = _Relu()
+    with patch.object(referee, "expected", wraps=referee.expected) as expected:
+        assert _tried(torch.relu, referee).error_class == ErrorClass.PASS
+    of_inputs = [call.args[0][0] for call in expected.call_args_list]
+    assert len(of_inputs) == len({each.numpy().tobytes() for each in of_inputs}) == 3
 
 
 @pytest.mark.parametrize("is_random", [True, False], ids=["random", "the same each time"])

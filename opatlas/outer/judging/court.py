@@ -357,6 +357,11 @@ class Court:
             if call.purpose is shared.Purpose.AGAIN:
                 self._expect_equal(before, call, whole)
         for place, call in enumerate(whole):
+            if call.purpose is shared.Purpose.AGAIN and have_equal_bits(call.results, whole[place - 1].results):
+                # As right as the call before, without another float64 reference of large inputs.
+                expected[place] = expected[place - 1]
+                self._compared.append(self._compared[-1])
+                continue
             expected[place] = self._expected(call)
             found = self._compare(call, expected[place])
             self._compared.append(found)
