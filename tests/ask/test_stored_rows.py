@@ -231,7 +231,8 @@ def test_rows_that_differ_beyond_the_question_are_distinguished(tmp_path: Path) 
     database = opatlas.open(tmp_path)
     with pytest.raises(opatlas.NoAnswer, match="dtypes"):
         database.query("MatMulV2", "16,1024;512,1024")
-    assert database.query("MatMulV2", "16,1024;512,1024", dtypes="float32").duration_us == 25.0
+    for spelled in ("float32", "torch.float32"):
+        assert database.query("MatMulV2", "16,1024;512,1024", dtypes=spelled).duration_us == 25.0
 
 
 @pytest.mark.parametrize(
