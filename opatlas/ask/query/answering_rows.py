@@ -20,6 +20,7 @@ from opatlas.grouping import positions_by_key
 from opatlas.row import columns as col
 from opatlas.row.communication import is_communication
 from opatlas.row.quality import Duration, Floats, Mask, Positions, Source
+from opatlas.row.roofline import moves_all
 from opatlas.row.signature import signature, signatures
 from opatlas.row.slots import FP8, SHAPES_OF, normal_words
 from opatlas.row.status import Status
@@ -262,7 +263,7 @@ class AnsweringRows:
         The columns: m, n, k and batch of a product; m, n, k and groups of products of experts; sequences, queries,
         keys, heads, kv_heads, head_size, value_size, latent and pages of attention; message_bytes, num_devices, dtype
         and topology_tier of a collective; dtype and format of the first input, bytes (of attention those that it reads
-        and writes, each once), those of `facts`, id, tflops and gbps.
+        and writes, each once), those of `facts`, id, tflops and gbps (NaN of kernels that may read a part of a tensor).
         """
         import pandas as pd
 
@@ -274,7 +275,8 @@ class AnsweringRows:
         if operations is not None:
             table["tflops"] = operations / self.duration_us / 1e6
         if "bytes" in table:
-            table["gbps"] = table["bytes"] / self.duration_us / 1e3
+            known = table["keys"].notna() if "keys" in table else moves_all(self.kernel_type)
+            table["gbps"] = np.where(known, table["bytes"] / self.duration_us / 1e3, np.nan)
         return table
 
     @cached_property
