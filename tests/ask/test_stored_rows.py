@@ -307,6 +307,18 @@ def test_the_spread_between_machines_tells_the_interval_of_a_further_one(
     assert here.interval_us == pytest.approx((97.9, 102.1))
 
 
+def test_runs_of_one_machine_that_differ_widen_the_interval(tmp_path: Path) -> None:
+    """Of two runs of 80 and 120 us the pooled one had an interval of 3.9 %."""
+    pooled = {"Pooled Machines": "1", "Pooled Run Durations(us)": f"20250101T000000-bbbbbb 80; {RUN} 120"}
+    rows = product_rows([(16, 512, 1024)], us=[120.0]).assign(**{**pooled, "MicroBench Std Duration(us)": "0"})
+    write_table(tmp_path, "MatMulV2", rows)
+    for same_machine, width in ((False, 0.0388), (True, 0.021)):
+        opened = opatlas.open(tmp_path, same_machine=same_machine)
+        _, high = opened.query("MatMulV2", ["16,1024", (512, 1024)], dtypes="BF16").interval_us
+        # Their deviation is 28.28 us of 100.
+        assert high == pytest.approx(120 * (1 + np.hypot(1.645 * 0.2828, width)), rel=1e-3)
+
+
 @pytest.mark.parametrize("deviation", [0.003, 0.02])
 @pytest.mark.parametrize("machines", [1, 2, 4, 7])
 def test_nine_of_ten_further_machines_lie_in_the_intervals(tmp_path: Path, machines: int, deviation: float) -> None:
