@@ -318,8 +318,8 @@ DTYPE_NAMES = tuple(_KNOWN)
 
 @cache
 def known_dtype(name: str) -> Dtype | None:
-    """Returns the dtype of a name of a profiler or of torch ("DT_BF16", "FLOAT", "torch.int8"); None if unknown."""
-    name = dtype_name(name.strip().upper()).removeprefix("TORCH.")
+    """Returns the dtype of a profiler's name ("DT_BF16", "BF16", "FLOAT"); None if unknown."""
+    name = dtype_name(name.strip().upper())
     return _KNOWN.get(_SYNONYMS.get(name, name))
 
 
