@@ -178,6 +178,17 @@ def test_the_rows_have_typed_columns(database: opatlas.OpenDatabase) -> None:
     assert set(frame["dtype"]) == {"BF16"}
 
 
+def test_rows_of_other_dtypes_are_told_where_those_of_the_question_are_noisy(tmp_path: Path) -> None:
+    """Rows with noisy samples predict nothing: those in FLOAT had answered for BF16 without a word."""
+    sizes = [(m, 512, 1024) for m in _TOKENS]
+    plain = product_rows(sizes, roofline_us(sizes)).assign(**{"Input Data Types": "FLOAT;FLOAT"})
+    noisy = product_rows(sizes[:4], roofline_us(sizes[:4])).assign(Quality="noisy")
+    for rows, is_other in ((noisy.assign(Quality="quiet"), False), (noisy, True)):
+        write_table(tmp_path / str(is_other), "MatMulV2", pd.concat([plain, rows]))
+        answer = opatlas.open(tmp_path / str(is_other)).query("MatMulV2", "100,1024;512,1024", dtypes="BF16")
+        assert (answer.how is opatlas.How.MEASURED, answer.other_dtypes) == (False, is_other)
+
+
 def test_a_kernel_that_reads_a_part_of_a_table_has_no_bandwidth(tmp_path: Path) -> None:
     """GatherV2 of an embedding had 1,027,712 GB/s."""
     cells = call_cells("GatherV2", "gather", {"m": 1, "vocab": 151936, "h": 4096}, dtype="BF16")

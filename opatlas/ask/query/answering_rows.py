@@ -23,7 +23,7 @@ from opatlas.row.communication import is_communication
 from opatlas.row.quality import Duration, Floats, Mask, Positions, Source, run_medians
 from opatlas.row.roofline import moves_all
 from opatlas.row.signature import signature, signatures
-from opatlas.row.slots import FP8, SHAPES_OF, normal_words
+from opatlas.row.slots import SHAPES_OF, normal_words
 from opatlas.row.status import Status
 from opatlas.row.table import Row, RowTable
 from opatlas.text import parse_whole
@@ -318,24 +318,6 @@ class AnsweringRows:
         """Returns the columns in which rows differ."""
         return [column for column in columns if len({self.words_at(i, column) for i in rows}) > 1]
 
-    def has_dtypes(self, cells: Mapping[str, str]) -> bool:
-        """Returns whether some row has the dtypes of these inputs; slots that only one of them has do not count.
-
-        Of FP8 the scales count: those of blocks have more axes than those of columns.
-        """
-        words = normal_words(self.kernel_type, col.INPUT_DTYPES, cells)
-        asked = words, _scales(words, cells.get(col.INPUT_SHAPES, ""))
-        return any(
-            all(one[: len(other)] == other[: len(one)] for one, other in zip(asked, known, strict=True))
-            for known in self._dtypes
-        )
-
-    @cached_property
-    def _dtypes(self) -> frozenset[tuple[tuple[str, ...], tuple[str, ...]]]:
-        shapes = self.cells(col.INPUT_SHAPES)
-        found = ((self.words_at(places[0], col.INPUT_DTYPES), shapes[places[0]]) for places in self.alike)
-        return frozenset((words, _scales(words, cell)) for words, cell in found)
-
     @cached_property
     def alike(self) -> list[list[int]]:
         """The places of the rows, those together that differ in nothing but the sizes of their tensors."""
@@ -368,11 +350,6 @@ class AnsweringRows:
     def _known(self) -> dict[tuple[str, ...], dict[tuple[str, ...], int]]:
         """The places of rows that were asked for, by columns and cells: a look-up without a signature."""
         return {}
-
-
-def _scales(dtypes: Sequence[str], shapes: str) -> tuple[str, ...]:
-    """Returns the axes of the slots after the factors of a product in FP8; nothing of other kernels."""
-    return tuple(_SIZE.sub("0", shapes).rstrip(";").split(";")[2:]) if FP8 & {*dtypes} else ()
 
 
 def _judged(

@@ -158,9 +158,10 @@ class ImplementationAnswers:
 
     def _unlike(self, rows: AnsweringRows, name: str, cells: Mapping[str, str]) -> _Unlike:
         """Returns in what the rows of an implementation are unlike a call that they predict."""
-        has_dtypes = is_communication(rows.kernel_type) or rows.has_dtypes(cells)
+        predictor = self.predictor(rows.kernel_type, name)
+        has_dtypes = is_communication(rows.kernel_type) or predictor.has_dtypes(cells)
         asks_load = cells.get(col.EXPERT_LOAD) or rows.captured_load.all()
-        load = self.predictor(rows.kernel_type, name).other_loads(cells) if asks_load else ("", False)
+        load = predictor.other_loads(cells) if asks_load else ("", False)
         return _Unlike("" if has_dtypes else "no row has these dtypes", *load)
 
     def _answering_rows(self, kernel_type: str, name: str) -> AnsweringRows:

@@ -5,6 +5,7 @@ Fitted models are kept on disk, by a hash of the rows and of how they are fitted
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -26,8 +27,10 @@ from opatlas.data.csv_files import write_bytes
 from opatlas.data.manifest import code_digest
 from opatlas.errors import OpAtlasError
 from opatlas.files import read_safely
+from opatlas.row.columns import INPUT_DTYPES, INPUT_SHAPES
 from opatlas.row.communication import is_communication
 from opatlas.row.quality import NOISE_LIMIT, Floats, Mask
+from opatlas.row.slots import FP8, normal_words
 
 #: The interval of a duration that comes from few rows: a factor.
 _FACTOR_OF_FEW = 3.0
@@ -145,6 +148,26 @@ class Predictor:
         with _one_blas_thread():
             return self.model.correlations(known)
 
+    def has_dtypes(self, cells: Mapping[str, str]) -> bool:
+        """Returns whether some row that predicts has the dtypes of these inputs; slots that only one has do not count.
+
+        Of FP8 the scales count: those of blocks have more axes than those of columns.
+        """
+        words = normal_words(self._rows.kernel_type, INPUT_DTYPES, cells)
+        asked = words, _scales(words, cells.get(INPUT_SHAPES, ""))
+        return any(
+            all(one[: len(other)] == other[: len(one)] for one, other in zip(asked, known, strict=True))
+            for known in self._dtypes
+        )
+
+    @cached_property
+    def _dtypes(self) -> frozenset[tuple[tuple[str, ...], tuple[str, ...]]]:
+        rows, predicting = self._rows, {*self._positions.tolist()}
+        shapes = rows.cells(INPUT_SHAPES)
+        alike = (next(filter(predicting.__contains__, places), None) for places in rows.alike)
+        found = ((rows.words_at(place, INPUT_DTYPES), shapes[place]) for place in alike if place is not None)
+        return frozenset((words, _scales(words, cell)) for words, cell in found)
+
     def other_loads(self, cells: Mapping[str, str]) -> tuple[str, bool]:
         """Returns a note where rows of other loads predict a row too, and whether its own are too few for a model."""
         alike = self._rows_of_load[kind_of_load(cells)]
@@ -196,6 +219,11 @@ class Predictor:
             note = f"too few rows for a model ({len(self._features)}): scaled by bytes and operations"
             found.append(Prediction(us, interval, How.ANALYTIC, self._used([near], [0.0]), note))
         return found
+
+
+def _scales(dtypes: Sequence[str], shapes: str) -> tuple[str, ...]:
+    """Returns the axes of the slots after the factors of a product in FP8; nothing of other kernels."""
+    return tuple(re.sub(r"\d+", "0", shapes).rstrip(";").split(";")[2:]) if FP8 & {*dtypes} else ()
 
 
 def _width(features: RowFeatures) -> tuple[int, int, int]:
