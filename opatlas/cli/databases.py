@@ -61,8 +61,7 @@ def combine(
             refuse_mixed(target, opened)
     with held(Database(target), "combine") as problems:
         found, pooled = _combine(Database(target), opened, pool)
-        problems[:0] = opened.problems
-        problems += found.problems
+        problems[:] = dict.fromkeys([*opened.problems, *problems, *found.problems])
     content = {
         "target": target,
         "databases": len(opened.sources),

@@ -158,7 +158,7 @@ class CombineResult:
         manifests, ingests: how many were copied.
         captures_pooled: the number of rows whose captured durations changed with the added launches.
         mapping: the op_mapping.yaml that was written for the target; None if none was.
-        problems: files that could not be read or written.
+        problems: files that could not be read or written, each as often as it was tried.
     """
 
     added: int = 0
@@ -204,12 +204,9 @@ def combine(target: Database, opened: CombineSources) -> CombineResult:
                 result.problems.append(f"{error} (no record of the journals of {source.name} was combined)")
             else:
                 result.add_journal(write_back(target, contents.records, UpdateMode.ALL, prune=False))
-    unreadable: list[str] = []
     for name in target.kernel_types_and_messages():
-        with noted(unreadable):
+        with noted(result.problems):
             result.target_rows += len(target.read(name))
-    # What a source has rows for was told above.
-    result.problems += [each for each in unreadable if not any(told.startswith(each) for told in result.problems)]
     result.new = [name for name in result.kernel_types if name not in there and target.csv_path(name).exists()]
     return result
 
@@ -237,7 +234,7 @@ class _Combination:
         databases = [source.database for source in sources]
         readers = [self._reader(database) for database in databases]
         for kernel_type in track(result.kernel_types, "combine, kernel types"):
-            with self._errors(" (nothing was combined into this file)"):
+            with self._errors():
                 self._combine_table(kernel_type, readers)
         for database in databases:
             for kernel_type in database.pruned_types():
@@ -247,12 +244,12 @@ class _Combination:
         return result
 
     @contextmanager
-    def _errors(self, consequence: str = "") -> Iterator[None]:
+    def _errors(self) -> Iterator[None]:
         """Adds errors of reading and writing files to the problems, and continues."""
         try:
             yield
         except OpAtlasError as error:
-            self._result.problems.append(f"{error}{consequence}")
+            self._result.problems.append(str(error))
         except OSError as error:
             why = f"{error.filename}: cannot be read ({error.strerror}): check its permissions"
             self._result.problems.append(why)

@@ -44,8 +44,11 @@ _Size = Annotated[int, msgspec.Meta(ge=0, lt=10**MOST_DIGITS)]
 _Sizes = tuple[_Size, ...]
 #: Sequences with at most so many queries are decoded, perhaps with drafted tokens to verify; others are prompts.
 _MOST_DECODED = 8
-_SEQUENCES = re.compile(r"(?:(\d{1,7})x)?(\d{1,7})@(\d{1,9})", re.ASCII)
-_EXAMPLE = "63x1@4096+1x2048@6144: 63 sequences of 1 query at 4096 keys, and 1 of 2048 queries at 6144"
+_SEQUENCES = re.compile(r"(?:(\d{1,6})x)?(\d{1,9})@(\d{1,9})", re.ASCII)
+_EXAMPLE = (
+    "63x1@4096+1x2048@6144: 63 sequences of 1 query at 4096 keys, and 1 of 2048 queries at 6144; "
+    "at most 999,999 sequences of 999,999,999 keys"
+)
 
 
 class Sequences(NamedTuple):

@@ -118,7 +118,7 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                     raise UsageError(f"{name} is {number}: give batch and context, whole numbers above 0, or sequences")
             if self.phase not in ("prefill", "decode"):
                 raise UsageError(f"{self.phase!r} is not a phase: give 'prefill' or 'decode'")
-            return [Sequences(self.batch, self.context if self.phase == "prefill" else 1, self.context)]
+            return read_sequences(f"{self.batch}x{self.context if self.phase == 'prefill' else 1}@{self.context}")
         if self.batch or self.context:
             raise UsageError("sequences have lengths of their own: leave out batch and context")
         return read_sequences(self.sequences)

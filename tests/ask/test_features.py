@@ -101,6 +101,19 @@ def test_attention_takes_as_long_as_the_core_with_the_most_keys(
     )
 
 
+def test_decode_with_few_heads_to_a_key_is_compared_with_its_kind_only() -> None:
+    """Engines compute it without tensor cores; a prompt of the same heads with them."""
+
+    def regime(heads: int, queries: int = 1) -> str:
+        lengths = {"Runtime actual_seq_lengths_values": f"{queries}", "Runtime actual_seq_lengths_kv_values": "64"}
+        facts = {"Runtime num_heads": f"{heads}", "Runtime num_key_value_heads": "2", "Runtime input_layout": "TND"}
+        inputs = f"{queries},{heads},128;64,2,128;64,2,128;;;1;1"
+        return features("FusedInferAttentionScore", inputs, f"{queries},{heads},128", **lengths, **facts).regime
+
+    assert regime(2) == regime(6) != regime(8) == regime(64)
+    assert regime(2, queries=64) == regime(8, queries=64) not in (regime(2), regime(8))
+
+
 @pytest.mark.parametrize(
     ("first", "result", "moves"),
     [("1,32,128", "32,1,128", 0.0), ("4,32,128", "32,4,128", 1.0), ("4,32,128", "4,32,64", 0.0)],

@@ -6,7 +6,8 @@ Steps were measured on H200s: those in `steps/` of the database by OpAtlas, thos
 on another one, of which only whole steps are known. Rows are not left out: a quarter of the time of some steps is by
 rows of their own device. `is_fitted` says which are fitted: a list that was committed before the
 fit. Calls without a row are left out on both sides. The all_reduces of engines are those that are published, and what
-those of torch's symmetric memory took longer in steps.
+those of torch's symmetric memory took longer in steps. None of the steps in `unseen_steps.csv` is fitted: no row was
+made for the sizes of their models.
 
 Printed: the constants of `opatlas/ask/query/step_time.py`; for each kind of steps the errors of the sum of calls and of
 the prediction, and how many steps lie in its 90 % interval, told in three columns, each without what it tells in the
@@ -18,6 +19,7 @@ missed.
 from __future__ import annotations
 
 import csv
+import json
 import math
 import re
 import sys
@@ -26,6 +28,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 
 import msgspec
 import numpy as np
@@ -41,6 +44,8 @@ from opatlas.theory.model_step import Step, kind_of_layer
 #: A note that a part of a step was run by another implementation than its kernel type.
 _BY = re.compile(r"(\S+) by ([^\s:]+)[^:]*: ")
 _LISTED = Path(__file__).with_name("measured_steps.csv")
+#: Steps of models whose sizes no row was made for, by OpAtlas on two H200s, and the config.json of those without a name.
+_UNSEEN, _UNSEEN_MODELS = (Path(__file__).with_name(f"unseen_{name}") for name in ("steps.csv", "models.json"))
 #: Products of torch whose samples, 600 to 8000 one behind the other, throttled an H200.
 _SUSTAINED = Path(__file__).with_name("sustained_rows.csv")
 #: Devices, KiB, exchanges and microseconds of vLLM 0.20's own all_reduces in a CUDA graph on H200s: figures that
@@ -169,23 +174,34 @@ def stored(db: OpenDatabase) -> Iterator[Measured]:
     """Yields the steps of the database's `steps/`."""
     for path in sorted((db.path / "steps").glob("*.csv")):
         for row in csv.DictReader(path.read_text().splitlines()):
-            if row["Status"] != "measured":
-                continue
-            step = Step.read(row["Step"])
-            if row["Step Launch"] == "eager":
-                step = msgspec.structs.replace(step, launch="eager")
-            cost = cost_of_stack(db, str(step), row)
-            places = {part.part: _in_place(row, part.part) for part in cost.parts}
-            lost = [
-                (part.calls * places[part.part][0], part.calls * sum(places[part.part][:2])) for part in cost.missing
-            ]
-            us = float(row["Average Duration(us)"]) - sum(each for _, each in lost)
-            told = row.get("MicroBench kernels(us)")
-            kernels = float(told) - sum(each for each, _ in lost) if told else None
-            mhz = float(row["MicroBench sm_clock_mhz"])
-            yield Measured(
-                str(step), "OpAtlas", us, kernels, mhz, without(cost, [part.part for part in cost.missing]), places
-            )
+            if row["Status"] == "measured":
+                yield measured(db, row)
+
+
+def unseen(db: OpenDatabase) -> Iterator[Measured]:
+    """Yields steps that OpAtlas measured of models whose sizes no row was made for."""
+    with TemporaryDirectory() as folder, _UNSEEN.open(newline="") as file:
+        for name, config in json.loads(_UNSEEN_MODELS.read_text()).items():
+            (Path(folder) / name).write_text(json.dumps(config))
+        for row in csv.DictReader(file):
+            own = (Path(folder) / row["Step"].split(",")[0]).exists()
+            yield measured(db, {**row, "Step": f"{folder}/{row['Step']}" if own else row["Step"]})
+
+
+def measured(db: OpenDatabase, row: Mapping[str, str]) -> Measured:
+    """Returns a step that OpAtlas measured, and what the rows of the database say of it."""
+    step = Step.read(row["Step"])
+    if row["Step Launch"] == "eager":
+        step = msgspec.structs.replace(step, launch="eager")
+    cost = cost_of_stack(db, str(step), row)
+    places = {part.part: _in_place(row, part.part) for part in cost.parts}
+    lost = [(part.calls * places[part.part][0], part.calls * sum(places[part.part][:2])) for part in cost.missing]
+    us = float(row["Average Duration(us)"]) - sum(each for _, each in lost)
+    told = row.get("MicroBench kernels(us)")
+    kernels = float(told) - sum(each for each, _ in lost) if told else None
+    mhz = float(row["MicroBench sm_clock_mhz"])
+    cost = without(cost, [part.part for part in cost.missing])
+    return Measured(str(step), "OpAtlas", us, kernels, mhz, cost, places)
 
 
 def cost_of_stack(db: OpenDatabase, step: str, row: Mapping[str, str]) -> ModelCost:
@@ -367,6 +383,8 @@ def main() -> None:
             told.setdefault(f"{name}, {each.kind}", []).append((each, wide))
             if not each.cost.step.is_eager:
                 told.setdefault(f"{name}, all in a graph", []).append((each, wide))
+    for each in unseen(db):
+        told.setdefault(f"model without rows, {each.kind}", []).append((each, replace(columns[0][2], **errors)))
     good = [tell(title, own) for title, own in sorted(told.items())]
     worst = [(each.error(constants), name, each) for name, own, constants in columns for each in own]
     for error, name, each in sorted(worst, key=lambda found: -abs(found[0]))[:10]:

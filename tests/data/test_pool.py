@@ -72,6 +72,15 @@ def test_the_median_over_runs_and_the_spread_between_machines(database: Database
     assert pooled(database)[0] == ("11.5000", "4", "3", "19.13")
 
 
+@pytest.mark.parametrize("first_us", [10.0, 267.923, 600.0003])
+def test_of_two_runs_the_newer_has_the_duration(database: Database, first_us: float) -> None:
+    """Half of the time a rounding error had decided which of two runs is nearer to their median."""
+    for run_id, us in zip(RUNS, (first_us, 31034.904), strict=False):
+        run(database, run_id, us, "GPU-1")
+    pooled(database)
+    assert duration(database) == ("31034.9040", RUNS[1])
+
+
 def test_the_hosts_of_a_cluster_are_machines(database: Database) -> None:
     run(database, RUNS[0], 10.0, "a/GPU-1", "b/GPU-2", host="a")
     run(database, RUNS[1], 12.0, "a/GPU-1", "b/GPU-2", host="b")

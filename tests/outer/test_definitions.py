@@ -184,6 +184,16 @@ def test_a_solution_that_writes_its_outputs_gets_its_verdict(
     assert judgement.error_class == verdict, outcome.reason
 
 
+def test_how_a_solution_is_called_is_part_of_its_version(data_set: Path, tmp_path: Path) -> None:
+    """Durations of another function, or of one that returns its results, had counted as those of the same kernel."""
+    versions = set()
+    for spec in ({}, {"destination_passing_style": True}, {"entry_point": "src/main.py::other"}, {}):
+        file = write(tmp_path / "mine.json", solution("fast", **spec))
+        (found,) = read_directory(file, find_candidates(read_tasks(data_set)))
+        versions.add(found.version)
+    assert len(versions) == 3
+
+
 def test_what_was_measured_is_written_as_traces(data_set: Path, tmp_path: Path) -> None:
     write(data_set / "solutions/fast-v1.json", solution("fast-v1"))
     (_, scale), database = read_tasks(data_set), tmp_path / "db"

@@ -145,18 +145,19 @@ def toy_graphs():
 
 
 @torch.no_grad()
-def test_each_call_reads_what_an_earlier_one_wrote_and_is_right_in_place(replay_of):
-    replay = replay_of("1 dense + 1 moe")
+@pytest.mark.parametrize(("config", "product"), [(CONFIG, "q_kv_a"), ({**CONFIG, "q_lora_rank": None}, "kv_a")])
+def test_each_call_reads_what_an_earlier_one_wrote_and_is_right_in_place(replay_of, config, product):
+    replay = replay_of("1 dense + 1 moe", config=config)
     replay()
     measurement = replay.outcome.measurement
     # No call reads a copy, and no result lies elsewhere at the next launch.
     assert measurement.assumptions == ()
     assert measurement.execution.max_error < 1
     parts = {each.part for each in replay._layers.calls}
-    assert {"q_kv_a", "attention", "down", "permute", "experts_down", "experts_add"} <= parts
+    assert {product, "attention", "down", "permute", "experts_down", "experts_add"} <= parts
     for part in parts:
         assert measurement.counters[f"{part}(us)"] > 0 < measurement.counters[f"{part} alone(us)"]
-    first, second = ([each.call for each in replay._layers.calls if each.part == name] for name in ("down", "q_kv_a"))
+    first, second = ([each.call for each in replay._layers.calls if each.part == name] for name in ("down", product))
     assert len(first) == 1, "only the first layer is dense"
     weights = [call.inputs[1] for call in second]
     assert weights[0].data_ptr() != weights[1].data_ptr()

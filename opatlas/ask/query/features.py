@@ -54,6 +54,8 @@ _LATENT_CHUNKS = ((8, 32), (16, 64), (32, 128), (64, 192))
 #: With more tiles for each core, all cores are as busy as the average. A prompt has at most as many tiles. Both bound
 #: the time.
 _MOST_WAVES, _MOST_TILES = 16, 4096
+#: Heads that share a key in decode on tensor cores (FlashInfer 0.5.3 as vLLM and SGLang call it).
+_LEAST_HEADS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,8 @@ def row_features(kernel_type: str, cells: Mapping[str, str], cores: int) -> RowF
     if attention is not None:
         layout = cells.get(RUNTIME_PREFIX + "input_layout", "").strip()
         decode = "decode" if attention.queries == attention.sequences else "prefill"
+        # Engines compute few queries to a key without tensor cores.
+        decode += " of few" * (decode == "decode" and attention.heads < _LEAST_HEADS * attention.kv_heads)
         dims = (attention.queries, attention.sequences, attention.keys, attention.heads, attention.kv_heads)
         return RowFeatures(*_of_attention(attention, cores), f"{regime}|{layout}|{decode}", dims)
     return RowFeatures(*_generic(slots, outputs, moved), regime, dims)
@@ -232,7 +236,7 @@ def _of_attention(sizes: AttentionSizes, cores: int) -> tuple[tuple[float, ...],
     per_key = 2.0 * _ROWS * (sizes.head_size + sizes.value_size)
     numbers = (
         *(sizes.queries, sizes.sequences, sizes.keys / sizes.sequences, sizes.heads, sizes.kv_heads, sizes.head_size),
-        *(longest, of_two, parts),
+        *(sizes.heads / max(sizes.kv_heads, 1), longest, of_two, parts),
     )
     return (
         (2.0 * sizes.moved_elements, longest * per_key, float(sizes.keys)),

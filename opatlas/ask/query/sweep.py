@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -19,31 +17,23 @@ from opatlas.ask.query.database import OpenDatabase
 from opatlas.ask.query.implementation_answers import FASTEST
 from opatlas.ask.query.model_cost import ModelCost, known_types
 from opatlas.ask.query.step_time import StepTime, step_time
-from opatlas.errors import OpAtlasError, UsageError
-from opatlas.files import read_safely
+from opatlas.data.csv_files import read_text_csv
+from opatlas.errors import OpAtlasError, TableError, UsageError
 from opatlas.grouping import grouped
 from opatlas.theory.model_calls import step_calls
 from opatlas.theory.model_step import Step, step_memory
 from opatlas.theory.models import ModelFacts, models_by_name
 from opatlas.theory.sources import resolve_model
 
-#: A larger file is another file.
-_MOST_BYTES = 1 << 24
 #: Above this share of the cache not all requests run at once.
 _MOST_LOAD = 0.9
 #: Below this mean duration of a call the host, or the launch of kernels, decides how long a step takes.
 _HOST_BOUND_US = 6.0
 #: Above this share of a step, compositions of torch's operators, which no engine runs, decide its time.
 _MOST_COMPOSED = 0.1
-_DTYPES = {
-    "fp8": "FLOAT8_E4M3FN",
-    "fp8_block": "FLOAT8_E4M3FN",
-    "int8": "INT8",
-    "bf16": "BF16",
-    "": "",
-    "fp16": "FLOAT16",
-}
-_Positive = Annotated[float, msgspec.Meta(gt=0)]
+_FP8 = "FLOAT8_E4M3FN"
+_DTYPES = {"fp8": _FP8, "fp8_block": _FP8, "int8": "INT8", "bf16": "BF16", "": "", "fp16": "FLOAT16"}
+_Positive = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 _Count = Annotated[int, msgspec.Meta(ge=1)]
 #: A step, its cost, and else why it has none: it does not fit the device, or the devices do not divide the model.
 SweptStep: TypeAlias = tuple[Step, ModelCost | None, str]
@@ -199,18 +189,20 @@ class ServedPoint(msgspec.Struct, frozen=True):
         model = next((name for name in names if name.lower() in models_by_name()), "")
         if not model:
             raise UsageError(f"{self.hf_id}: no model has this name")
-        weights = _DTYPES.get(self.weights.rstrip("?"))
-        if weights is None:
-            raise UsageError(f"weights {self.weights}: no row has them")
+        dtypes = {"weights": self.weights, "kv": self.kv}
+        for name, dtype in dtypes.items():
+            dtypes[name] = dtype.casefold().rstrip("?")
+            if dtypes[name] not in _DTYPES:
+                raise UsageError(f"{name} {dtype}: no row has them")
+        weights, cache = (_DTYPES[dtype] for dtype in dtypes.values())
         if self.kv_load > _MOST_LOAD:
             raise _NoStep("the cache does not hold all requests")
-        cache = _DTYPES.get(self.kv, "") or "BF16"
         batch, context = -(-self.concurrency // self.dp), round(self.mean_context)
         dp, devices, facts = self.dp if self.dp > 1 else 0, self.tp * self.dp, models_by_name()[model.lower()]
         # Engines do not divide an expert into parts of blocks: they divide the experts.
         in_parts = facts.experts is not None and facts.scales == "blocks" and facts.experts.width // devices % 128
         ep = devices if in_parts and self.ep == 1 else self.ep
-        return Step(model, batch, context, self.tp, ep, dtype=weights, dp=dp, cache_dtype=cache)
+        return Step(model, batch, context, self.tp, ep, dtype=weights, dp=dp, cache_dtype=cache or "BF16")
 
 
 @dataclass(frozen=True)
@@ -233,7 +225,7 @@ class ComparedPoint:
     @property
     def told(self) -> StepTime | ModelCost:
         """The time of the step where that is known, else its kernels."""
-        return step_time(self.cost, copies_queries=self.point.engine not in _TAKES_PRODUCT) or self.cost
+        return step_time(self.cost, copies_queries=self.point.engine.casefold() not in _TAKES_PRODUCT) or self.cost
 
     @property
     def error(self) -> float:
@@ -302,15 +294,18 @@ def served_costs(
     Raises:
         OpAtlasError: the file cannot be read, lacks a column, or has no point of the model.
     """
-    lines = csv.DictReader(io.StringIO(read_safely(path, _MOST_BYTES).decode("utf-8", errors="replace")))
     found = Served([], [], [])
     names = dict[str, None]()
-    for line in lines:
+    for number, line in enumerate(read_text_csv(path).to_pylist(), start=2):
         given = {name: cell for name, cell in line.items() if cell or name in ("kv", "weights", "engine")}
         try:
             point = msgspec.convert(given, ServedPoint, strict=False)
         except msgspec.ValidationError as error:
-            raise OpAtlasError(f"{path}, line {lines.line_num}: {error}: correct the line") from None
+            # It ends with the column: "Expected `float`, got `str` - at `$.tpot_ms`".
+            problem, _, place = str(error).partition(" - at `$.")
+            column, remedy = place.rstrip("`"), "Correct the line, or the header; between columns are commas"
+            value = given.get(column, "")
+            raise TableError(path, problem, remedy, line=number, column=column, value=value) from None
         names[point.model] = None
         if model.casefold() not in ("all", point.model.casefold(), point.hf_id.casefold()):
             continue

@@ -16,6 +16,7 @@ import multiprocessing
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -205,10 +206,10 @@ def _of_solution(path: Path, by_name: Mapping[str, Task]) -> KernelInFile | str 
             return f"{path}: definition {solution.definition!r}: no task is called so: name its file by --tasks"
         temporary = TemporaryFolder("solution")
         atexit.register(temporary.remove)
-        # The name of the folder is part of the version.
-        folder = temporary.path.resolve() / "sources"
-        entry, function = unpack_solution(path, solution, folder)
         writes = solution.spec.destination_passing_style
+        # The name of the folder is part of the version, and so is how the sources are called.
+        folder = temporary.path.resolve() / sha256(f"{solution.spec.entry_point} {writes}".encode()).hexdigest()
+        entry, function = unpack_solution(path, solution, folder)
         return KernelInFile(task.kernel_type, solution.name, entry, function, folder, writes)
     except OpAtlasError as error:
         return str(error)
