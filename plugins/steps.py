@@ -99,7 +99,7 @@ def _cells(
 
     calls = step_calls(resolve_model(choice.step.model), choice.step)
     own = {call.part: call for call in calls}
-    dense, experts = (own[part].layers if part in own else 0 for part in ("gate_up", "router"))
+    dense, experts = (own[part].layers if part in own else 0 for part in ("down", "router"))
     count = min(choice.layers or _LAYERS, dense + experts)
     layers = f"1 dense + {count - 1} moe" if dense and experts and count > 1 else str(count)
     shape, dtype = (own["ffn_norm"].cells[column].split(";")[0] for column in (col.INPUT_SHAPES, col.INPUT_DTYPES))

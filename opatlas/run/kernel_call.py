@@ -103,12 +103,16 @@ class KernelCall:
         """Whether tensors must be restored before each call."""
         return bool(self._unmodified or self._changes)
 
+    def changed(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Returns the tensors that a call changes, and their values before the first one."""
+        declared = ((self.inputs[place], value) for place, value in self._unmodified.items())
+        tensors = [each for both in declared for each in zip(*map(flat_tensors, both), strict=True)]
+        return [*tensors, *self._changes]
+
     def restore(self) -> None:
         """Gives the changed tensors the values that they had before the first call."""
-        for place, value in self._unmodified.items():
-            for changed, original in zip(flat_tensors(self.inputs[place]), flat_tensors(value), strict=True):
-                changed.copy_(original)
-        self._restore_changes()
+        for tensor, original in self.changed():
+            tensor.copy_(original)
 
     def _restore_changes(self) -> None:
         for changed, original in self._changes:

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from types import FunctionType
@@ -108,7 +109,14 @@ class RecordedCall:
             raise ReplayError(problem)
         self.impl, self.arguments, self.keywords = impl, list(arguments), keywords
         self.expected, self.changed = expected, {"mutates": mutates, "overwrites": overwrites}
-        self.output_slots, self.outputs = output_slots, None if output_slots is None else len(output_slots)
+        self.output_slots = output_slots
+
+    def results_of(self, returned: Results, inputs: Mapping[int | str, Any]) -> Results:
+        """Returns the results that the row lists: of those that a kernel returned, and of the arguments it changed."""
+        slots = self.output_slots
+        if isinstance(slots, Mapping):
+            return tuple(inputs[place] if isinstance(place, str) else returned[place] for place in slots)
+        return returned if slots is None else returned[: len(slots)]
 
     def expect_parameters(self, name: str, kernel: Callable[..., Any]) -> None:
         """Raises ReplayError if a kernel of an implementation, of this name, cannot be called in place of `impl`."""
@@ -203,14 +211,7 @@ class Replay(RowReplay):
         passed: RecordedCall,
     ) -> None:
         """Measures and checks the call of the kernel, in turn with those of the baseline."""
-
-        output_slots = passed.output_slots
-
-        def results(of: Results) -> Results:
-            if isinstance(output_slots, Mapping):
-                return tuple(call.inputs[place] if isinstance(place, str) else of[place] for place in output_slots)
-            return of if output_slots is None else of[: len(output_slots)]
-
+        output_slots, results = passed.output_slots, partial(passed.results_of, inputs=call.inputs)
         warm_until = monotonic() + _WARM_UP_S
         operators = self._first_call(kernel, call, watch)
         slots = list(output_slots.values()) if isinstance(output_slots, Mapping) else output_slots
@@ -230,16 +231,15 @@ class Replay(RowReplay):
         computed = results(call.kept_results())
         originals, by_name = call.originals()
         checked = check(passed.expected, originals, by_name, computed, self._row.seed)
-        execution = Execution(
-            kernel.ran,
-            outputs_missing=missing,
-            conversions=tuple(call.prepared.converted) if call.prepared else (),
-            set_up_s=call.set_up_s if self._source else None,
-        )
         self.outcome = self._sampling.outcome(
             samples,
             checked,
-            execution=execution,
+            execution=Execution(
+                kernel.ran,
+                outputs_missing=missing,
+                conversions=tuple(call.prepared.converted) if call.prepared else (),
+                set_up_s=call.set_up_s if self._source else None,
+            ),
             assumed=self._row.assumptions,
             noted=(why_alone,) if why_alone else (),
             operators=operators,

@@ -7,7 +7,6 @@ earlier call wrote (`_LINKS`); its weights and caches are its own.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +19,6 @@ from opatlas.row.errors import Unsupported, WrongResult
 from opatlas.row.location import public_version
 from opatlas.run.devices.device import Device
 from opatlas.run.implementation import KernelSource, load_kernel
-from opatlas.run.implementation_catalog import find_implementations
 from opatlas.run.inputs.replay_row import ReplayRow
 from opatlas.run.kernel_call import KernelCall, OperatorMode, flat_tensors, is_free
 from opatlas.run.message import step_message
@@ -274,7 +272,7 @@ class BuiltLayers:
         if call.kernel_type.startswith(_PRODUCTS):
             _bound_results(recorded)
         own, placed = self._first_call(call.part, self._stack.get(call.kernel_type, ()), npu, recorded)
-        computed = own.kept_results()[: recorded.outputs]
+        computed = recorded.results_of(own.kept_results(), own.inputs)
         arguments, keywords = own.originals()
         try:
             self.checked.append(check(recorded.expected, arguments, keywords, computed, row.seed))
@@ -291,6 +289,7 @@ class BuiltLayers:
         own.restore()
         placed.launch(own.launch)
         places = [each.data_ptr() for each in own.returned()]
+        self._given += self._states(own, placed)
         own.restore()
         placed.launch(own.launch)
         own.forget()
@@ -305,6 +304,20 @@ class BuiltLayers:
         for name, result in zip(writes, own.results(), strict=False):
             if name and result is not None:
                 self._values[name] = result
+
+    def _states(self, own: KernelCall, placed: _Placed) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Returns what a call reads and changes that no other call of the layer writes, and its values before.
+
+        A cache is none: to write the same tokens again changes nothing.
+        """
+        of_layer = {each.untyped_storage().data_ptr() for each in self._values.values()}
+        changed = [each for each in own.changed() if each[0].untyped_storage().data_ptr() not in of_layer]
+        latest: list[list[torch.Tensor]] = []
+        own.restore()
+        for _ in range(2 if changed else 0):
+            placed.launch(own.launch)
+            latest.append([each.clone() for each in own.results() if each is not None])
+        return changed if any(not torch.equal(*both) for both in zip(*latest, strict=True)) else []
 
     def _recorded(self, call: ModelCall, row: ReplayRow) -> tuple[RecordedCall, str | None]:
         """Returns the call as its replay makes it, and the name of the call that an NPU makes. Raises Unsupported."""
@@ -427,14 +440,3 @@ def _group_ends(chosen: torch.Tensor, rows: int, like: torch.Tensor) -> torch.Te
 
 def _copy(maker: KernelCall, number: int, place: torch.Tensor) -> None:
     place.copy_(maker.returned()[number])
-
-
-def read_stack(text: str, kind: str) -> Mapping[str, Sequence[KernelSource]]:
-    """Returns the functions of a cell of Step Stack by kernel type: `flashinfer AddRmsNorm SwiGlu; liger RmsNorm`."""
-    found: dict[str, list[KernelSource]] = defaultdict(list)
-    for name, *kernel_types in filter(None, map(str.split, text.split(";"))):
-        (implementation,) = find_implementations([name], kind)
-        for each in kernel_types:
-            if (source := implementation.source(each)) is not None:
-                found[each].append(source)
-    return found

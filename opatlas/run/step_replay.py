@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice, pairwise
@@ -22,12 +22,15 @@ from opatlas.row.record import Execution, Measurement
 from opatlas.row.status import Status
 from opatlas.run.devices.device import Device, kind_named
 from opatlas.run.group import Group
+from opatlas.run.implementation import KernelSource
+from opatlas.run.implementation_catalog import find_implementations
 from opatlas.run.instruments.instrument import Instrument, MeasureSettings, StopRule
 from opatlas.run.instruments.kernel_records import MARK, KernelRecords, readable_name
 from opatlas.run.job import Job, RowOutcome
 from opatlas.run.kernel_call import KernelCall
 from opatlas.run.registry import ReplaySpec, RowReplay
-from opatlas.run.step_layer import BuiltLayers, read_stack
+from opatlas.run.step_layer import BuiltLayers
+from opatlas.text import exception_line
 from opatlas.theory.model_calls import step_calls
 from opatlas.theory.model_step import Step, calls_of_layers
 from opatlas.theory.sources import resolve_model
@@ -145,8 +148,11 @@ class StepReplay(RowReplay):
         module.current_stream().wait_stream(stream)
         self._device.synchronize()
         graph = graph_type()
-        with module.graph(graph):
-            run()
+        try:
+            with module.graph(graph):
+                run()
+        except RuntimeError as error:
+            raise Unsupported(f"no graph holds this step: give launch=eager ({exception_line(error)})") from error
         replay: Callable[[], None] = graph.replay
         replay()
         self._device.synchronize()
@@ -293,3 +299,14 @@ def _sums(values: Sequence[float], counts: Sequence[int]) -> list[float]:
     """Returns the sums of consecutive values, of so many each."""
     each = iter(values)
     return [sum(islice(each, count)) for count in counts]
+
+
+def read_stack(text: str, kind: str) -> Mapping[str, Sequence[KernelSource]]:
+    """Returns the functions of a cell of Step Stack by kernel type: `flashinfer AddRmsNorm SwiGlu; liger RmsNorm`."""
+    found: dict[str, list[KernelSource]] = defaultdict(list)
+    for name, *kernel_types in filter(None, map(str.split, text.split(";"))):
+        (implementation,) = find_implementations([name], kind)
+        for each in kernel_types:
+            if (source := implementation.source(each)) is not None:
+                found[each].append(source)
+    return found

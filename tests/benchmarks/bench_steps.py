@@ -44,7 +44,7 @@ from opatlas.theory.model_step import Step, kind_of_layer
 #: A note that a part of a step was run by another implementation than its kernel type.
 _BY = re.compile(r"(\S+) by ([^\s:]+)[^:]*: ")
 _LISTED = Path(__file__).with_name("measured_steps.csv")
-#: Steps of models whose sizes no row was made for, by OpAtlas on two H200s, and the config.json of those without a name.
+#: Steps of models whose sizes no row was made for, by OpAtlas on two H200s; config.json of those without a name.
 _UNSEEN, _UNSEEN_MODELS = (Path(__file__).with_name(f"unseen_{name}") for name in ("steps.csv", "models.json"))
 #: Products of torch whose samples, 600 to 8000 one behind the other, throttled an H200.
 _SUSTAINED = Path(__file__).with_name("sustained_rows.csv")

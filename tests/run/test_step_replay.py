@@ -13,7 +13,7 @@ from sessions import ROOT, Sessions
 from tiny_models import CONFIG, DENSE
 
 from opatlas.row.columns import STEP, STEP_LAUNCH, STEP_LAYERS
-from opatlas.row.errors import WrongResult
+from opatlas.row.errors import Unsupported, WrongResult
 from opatlas.run import step_layer, step_replay
 from opatlas.run.devices.device import DeviceSpec, open_device
 from opatlas.run.group import ALONE
@@ -267,6 +267,48 @@ def test_kernels_that_work_in_place_are_right_in_each_replay(
     replay()
     assert "toy 1" in replay.outcome.measurement.execution.implementation
     assert ("" in [each.part for each in replay._layers.calls]) is writes_elsewhere
+
+
+#: With layers whose state each token reads and changes: delta rules of two kinds, and Mamba2 without gated products.
+STATEFUL = {
+    "qwen3_next": {
+        "moe_intermediate_size": 32,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "layer_types": ["full_attention", "linear_attention"] * 2,
+    },
+    "kimi_linear": {
+        "q_lora_rank": None,
+        "linear_attn_config": {"kda_layers": [1], "num_heads": 4, "head_dim": 16, "short_conv_kernel_size": 4},
+    },
+    "nemotron_h": {"hybrid_override_pattern": "M-*-", "mamba_num_heads": 4, "mamba_head_dim": 16, "n_groups": 2},
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", STATEFUL)
+@pytest.mark.parametrize("sequences", ["3x1@40", "1x24@24"])
+def test_each_pass_begins_with_the_states_before_the_token(replay_of, name, sequences):
+    config = {**(CONFIG if name == "kimi_linear" else DENSE), "model_type": name, **STATEFUL[name]}
+    replay = replay_of("2", config=config, settings=f",sequences={sequences}")
+    replay()
+    assert replay.outcome.measurement.execution.max_error < 1
+
+
+@torch.no_grad()
+def test_a_step_that_no_graph_holds_is_unsupported(replay_of, toy_graphs):
+    """torch raises RuntimeError where a captured call copies from the host."""
+    replay = replay_of("1", "graph", config=DENSE)
+    toy_graphs(replay)
+
+    @contextmanager
+    def refuse(made):
+        yield
+        raise RuntimeError("Cannot copy between CPU and CUDA tensors during CUDA graph capture")
+
+    replay._module.graph = refuse
+    with pytest.raises(Unsupported, match="eager"):
+        replay()
 
 
 @torch.no_grad()

@@ -357,13 +357,10 @@ class Court:
             if call.purpose is shared.Purpose.AGAIN:
                 self._expect_equal(before, call, whole)
         for place, call in enumerate(whole):
-            if call.purpose is shared.Purpose.AGAIN and have_equal_bits(call.results, whole[place - 1].results):
-                # As right as the call before, without another float64 reference of large inputs.
-                expected[place] = expected[place - 1]
-                self._compared.append(self._compared[-1])
-                continue
-            expected[place] = self._expected(call)
-            found = self._compare(call, expected[place])
+            # Bits of a call that was right need no further reference in float64.
+            repeats = call.purpose is shared.Purpose.AGAIN and have_equal_bits(call.results, whole[place - 1].results)
+            expected[place] = expected[place - 1] if repeats else self._expected(call)
+            found = self._compared[-1] if repeats else self._compare(call, expected[place])
             self._compared.append(found)
             if found.wrong:
                 self._expect_not_stale([call], whole)

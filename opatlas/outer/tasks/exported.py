@@ -181,7 +181,7 @@ def _expect_right(call: _MeasuredCall) -> None:
     results, slots = flat_tensors(_run(call.text)(*drawn.values())), call.passed.output_slots
     if not all(each.float().isfinite().all() for each in results):
         raise Unsupported("random inputs have results that are not finite")
-    places = slots if isinstance(slots, Mapping) else range(len(results))[: call.passed.outputs]
+    places = slots if isinstance(slots, Mapping) else range(len(results) if slots is None else len(slots))
     passed = call.passed.arguments, call.passed.keywords
     arguments, keywords = _replaced(passed, {number: drawn[name] for number, name in call.names.items()})
     check(call.passed.expected, arguments, keywords, [results[int(place)] for place in places], 0)
