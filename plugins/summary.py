@@ -66,11 +66,13 @@ def _run_fields(session: Session) -> Mapping[str, object]:
     given_up = accounts[GIVEN_UP] + accounts[XFAILED] - words["xfailed"]
     left = unresolved(session.cases)
     pace = f"in {seconds:.1f} s, {len(results) / seconds:.3g} {unit}s/s"
+    not_run = accounts[NOT_RUN]
+    rest = (f"about {not_run * seconds / len(results) / 60:,.1f} min as fast" if results else "", continuation(session))
     return {
         f"{unit}s {'looked up' if is_looked_up else 'run'}": (len(results), pace) if results else None,
         "judged": ", ".join(f"{count} {verdict}" for verdict, count in verdicts.most_common()),
         **quality_fields(figures, context.higher_load if figures and not is_looked_up else ""),
-        "not run": (accounts[NOT_RUN], continuation(session)) if accounts[NOT_RUN] else None,
+        "not run": (not_run, "; ".join(filter(None, rest))) if not_run else None,
         "measured, failed before": words["xpassed"] or None,
         "given up": (given_up, "crashed or timed out in earlier sessions: --runxfail runs them") if given_up else None,
         "left by earlier sessions": ", ".join(f"{count} {status}" for status, count in left.items()),

@@ -130,5 +130,6 @@ def test_a_stopped_session_with_an_expression_goes_on_with_a_longer_one(sessions
     sessions.write("Moody", [row(n) for n in (101, Mood.NEEDS_VARIABLE, 102)])
     sessions.run_in_process(MOOD="good")
     stopped = sessions.run_in_process("-x", "--where", "tokens == 101 or tokens > 0")
+    assert re.search(r"^not run +\d+ .*\d\.\d min", stopped.output, re.MULTILINE)
     (command,) = re.findall(r"--where .*(?= goes on)", stopped.output)
     assert sessions.run_in_process(*shlex.split(command), MOOD="good").ledger() == {"measured": 2}
