@@ -140,11 +140,12 @@ class Theory:
         if not replays:
             refuse(self._config, outside(OPTIONS, Scope.THEORY), "`pytest shapes/` runs no row")
         try:
+            database = self.plan.database
             if not (option.read_only or option.collectonly):
                 # Locked here, so that a folder that cannot be written is reported once, not for every kernel type.
-                with self.plan.database.lock():
+                with database.lock():
                     is_npu = bool(option.device) and kind_of(option.device).is_native
-                    self._mapping = write_default_mapping(self.plan.database.path, is_npu=is_npu)
+                    self._mapping = write_default_mapping(database.path, is_npu=is_npu)
                 if self._mapping is not None:
                     # The mapping may name more kernel types.
                     del self.plan

@@ -216,7 +216,7 @@ def export(
     opened = open_database(database)
     rows = long_table(opened)
     if rows.empty:
-        raise OpAtlasError(f"{opened.path}: no row has a duration: nothing was written")
+        raise OpAtlasError(f"{opened.path}: no row has a duration that answers (compositions do not): measure rows")
     if output.suffix == ".parquet":
         write_atomically(output, lambda temporary: _write_parquet(rows, temporary))
     else:

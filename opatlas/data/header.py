@@ -143,7 +143,7 @@ def expect_columns(path: Path, names: Sequence[str], kernel_type: str = "") -> N
     missing = [name for name in kind.required_columns if name not in names]
     if not missing:
         return
-    meant = {name: like for name in missing if (like := _like(name, names))}
+    meant = {name: like[0] for name in missing if (like := close_matches(name, names, most=1, least=_ALIKE))}
     said = ", ".join(f"{name!r}" + (f" (is {meant[name]!r} it?)" if name in meant else "") for name in missing)
     more = f", and {len(names) - _COLUMNS_SHOWN} more" if len(names) > _COLUMNS_SHOWN else ""
     # With a suggestion the list of columns is not needed.
@@ -151,11 +151,6 @@ def expect_columns(path: Path, names: Sequence[str], kernel_type: str = "") -> N
     table = "communication" if kind.is_message else "compute"
     remedy = f"Correct the header; if this is not a {table} CSV, move it out of the database"
     raise TableError(path, f"no column {said}{there}", remedy, line=1)
-
-
-def _like(name: str, others: Sequence[str]) -> str:
-    """Returns the name most similar to another name; "" if none is similar."""
-    return next(iter(close_matches(name, others, most=1, least=_ALIKE)), "")
 
 
 def current_names(columns: list[str]) -> dict[str, str]:

@@ -140,9 +140,14 @@ def tensor_bytes(slots: Sequence[Slot]) -> int | None:
     return sum(math.prod(shape) * dtype.bytes for shape, dtype in zip(shapes, dtypes, strict=True) if dtype)
 
 
+def moves_all(kernel_type: str) -> bool:
+    """Returns whether a kernel reads and writes each element once; of a cache or a table others touch a part."""
+    return base_type(kernel_type) in PRODUCTS | ARITHMETIC | _STREAMING
+
+
 def moved_bytes(kernel_type: str, inputs: Sequence[Slot], outputs: Sequence[Slot]) -> int | None:
     """Returns the bytes of all inputs and outputs; None if the kernel may not read and write each element once."""
-    if base_type(kernel_type) not in PRODUCTS | ARITHMETIC | _STREAMING or not inputs or not outputs:
+    if not moves_all(kernel_type) or not inputs or not outputs:
         return None
     return tensor_bytes((*inputs, *outputs))
 

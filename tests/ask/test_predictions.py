@@ -193,6 +193,15 @@ def test_the_rows_have_typed_columns(database: opatlas.OpenDatabase) -> None:
     assert set(frame["dtype"]) == {"BF16"}
 
 
+def test_a_kernel_that_reads_a_part_of_a_table_has_no_bandwidth(tmp_path: Path) -> None:
+    """GatherV2 of an embedding had 1,027,712 GB/s."""
+    cells = call_cells("GatherV2", "gather", {"m": 1, "vocab": 151936, "h": 4096}, dtype="BF16")
+    write_table(tmp_path, "GatherV2", pd.DataFrame([{**cells, "Average Duration(us)": "2.0"}]))
+    (row,) = opatlas.open(tmp_path).frame("GatherV2").to_dict("records")
+    assert row["bytes"] > 10**9
+    assert np.isnan(row["gbps"])
+
+
 @pytest.mark.parametrize(("queries", "keys"), [(1, 4096), (4096, 4096), (128, 4096)])
 def test_attention_is_known_by_its_sizes(tmp_path: Path, queries: int, keys: int) -> None:
     sizes = {"s": 4, "t": queries, "k": keys, "q": 32, "kv": 4, "d": 128}

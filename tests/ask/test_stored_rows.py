@@ -232,7 +232,8 @@ def test_rows_that_differ_beyond_the_question_are_distinguished(tmp_path: Path) 
     database = opatlas.open(tmp_path)
     with pytest.raises(opatlas.NoAnswer, match="dtypes"):
         database.query("MatMulV2", "16,1024;512,1024")
-    assert database.query("MatMulV2", "16,1024;512,1024", dtypes="float32").duration_us == 25.0
+    for spelled in ("float32", "torch.float32"):
+        assert database.query("MatMulV2", "16,1024;512,1024", dtypes=spelled).duration_us == 25.0
 
 
 @pytest.mark.parametrize(
@@ -305,6 +306,18 @@ def test_the_spread_between_machines_tells_the_interval_of_a_further_one(
         assert (line["machines"], line["machine_spread"]) == (int(machines), float(spread) / 100)
     here = opatlas.open(tmp_path, same_machine=True).query("MatMulV2", ["16,1024", (512, 1024)], dtypes="BF16")
     assert here.interval_us == pytest.approx((97.9, 102.1))
+
+
+def test_runs_of_one_machine_that_differ_widen_the_interval(tmp_path: Path) -> None:
+    """Of two runs of 80 and 120 us the pooled one had an interval of 3.9 %."""
+    pooled = {"Pooled Machines": "1", "Pooled Run Durations(us)": f"20250101T000000-bbbbbb 80; {RUN} 120"}
+    rows = product_rows([(16, 512, 1024)], us=[120.0]).assign(**{**pooled, "MicroBench Std Duration(us)": "0"})
+    write_table(tmp_path, "MatMulV2", rows)
+    for same_machine, width in ((False, 0.0388), (True, 0.021)):
+        opened = opatlas.open(tmp_path, same_machine=same_machine)
+        _, high = opened.query("MatMulV2", ["16,1024", (512, 1024)], dtypes="BF16").interval_us
+        # Their deviation is 28.28 us of 100.
+        assert high == pytest.approx(120 * (1 + np.hypot(1.645 * 0.2828, width)), rel=1e-3)
 
 
 @pytest.mark.parametrize("deviation", [0.003, 0.02])

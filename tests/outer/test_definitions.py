@@ -234,6 +234,7 @@ def test_measured_rows_are_written_as_definitions_which_are_tasks(tmp_path: Path
         "Log": [row("4,8", "4,8", "FLOAT")],
         "GatherV2": [row("8,4;2", "2,4", "FLOAT;INT64")],
         "InplaceAddRmsNorm": [row("2,64;2,64;64", "2,64;2,1;2,64", "FLOAT;FLOAT;FLOAT", "FLOAT;FLOAT;FLOAT")],
+        "MoeGatingTopK": [row("1,256;256", "1,8;1,8;1,256", results="FLOAT;INT32;FLOAT")],
         "Unknown": [row("4,8", "4,8", "FLOAT")],
     }
     rows["RmsNorm"].append({**rows["RmsNorm"][0], col.INPUT_SHAPES: "9,64;64", col.STATUS: "failed"})
@@ -241,8 +242,9 @@ def test_measured_rows_are_written_as_definitions_which_are_tasks(tmp_path: Path
     _, refused = export(str(write_database(tmp_path / "db", rows)), output=folder).parts
     assert isinstance(refused, Table)
     assert [each[:2] for each in refused.rows] == [
-        (name, 1) for name in ("GatherV2", "InplaceAddRmsNorm", "Log", "Unknown")
+        (name, 1) for name in ("GatherV2", "InplaceAddRmsNorm", "Log", "MoeGatingTopK", "Unknown")
     ]
+    assert all(str(each[2]).startswith("Unsupported") for each in refused.rows)
     with pytest.raises(OpAtlasError):
         export(str(tmp_path / "db"), output=folder)
     definitions = [json.loads(file.read_text()) for file in sorted(folder.glob("definitions/norm/*.json"))]

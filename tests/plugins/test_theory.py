@@ -56,6 +56,12 @@ def test_a_second_run_adds_nothing(tmp_path: Path) -> None:
     assert len(list((tmp_path / "runs").glob("*.json"))) == 1
 
 
+@pytest.mark.parametrize("option", ["--read-only", "--co"])
+def test_a_plan_that_cannot_be_made_is_wrong_usage_where_nothing_is_written(tmp_path: Path, option: str) -> None:
+    """It had been a traceback of the collection."""
+    assert run(tmp_path, "--ops=MatMulV4", option).returncode == pytest.ExitCode.USAGE_ERROR
+
+
 def test_a_list_of_calls_gives_the_rows(tmp_path: Path) -> None:
     calls, database = tmp_path / "calls.json", tmp_path / "db"
     sizes = {"m": 16, "n": 256, "k": 128}

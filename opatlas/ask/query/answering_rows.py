@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, cached_property
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -19,7 +20,8 @@ from opatlas.errors import OpAtlasError
 from opatlas.grouping import positions_by_key
 from opatlas.row import columns as col
 from opatlas.row.communication import is_communication
-from opatlas.row.quality import Duration, Floats, Mask, Positions, Source
+from opatlas.row.quality import Duration, Floats, Mask, Positions, Source, run_medians
+from opatlas.row.roofline import moves_all
 from opatlas.row.signature import signature, signatures
 from opatlas.row.slots import FP8, SHAPES_OF, normal_words
 from opatlas.row.status import Status
@@ -262,7 +264,7 @@ class AnsweringRows:
         The columns: m, n, k and batch of a product; m, n, k and groups of products of experts; sequences, queries,
         keys, heads, kv_heads, head_size, value_size, latent and pages of attention; message_bytes, num_devices, dtype
         and topology_tier of a collective; dtype and format of the first input, bytes (of attention those that it reads
-        and writes, each once), those of `facts`, id, tflops and gbps.
+        and writes, each once), those of `facts`, id, tflops and gbps (NaN of kernels that may read a part of a tensor).
         """
         import pandas as pd
 
@@ -274,7 +276,8 @@ class AnsweringRows:
         if operations is not None:
             table["tflops"] = operations / self.duration_us / 1e6
         if "bytes" in table:
-            table["gbps"] = table["bytes"] / self.duration_us / 1e3
+            known = table["keys"].notna() if "keys" in table else moves_all(self.kernel_type)
+            table["gbps"] = np.where(known, table["bytes"] / self.duration_us / 1e3, np.nan)
         return table
 
     @cached_property
@@ -285,6 +288,7 @@ class AnsweringRows:
     def half_widths(self, found: Sequence[RowDuration], same_machine: bool) -> Floats:
         """Returns the half widths of the intervals of durations of the kernel type (`measured_half_widths`)."""
         us, errors = (np.array([getattr(each.duration, name) for each in found]) for name in ("us", "error"))
+        errors = np.hypot(errors, [*map(_deviation_of_runs, found)])
         return measured_half_widths(errors, _machines(found), us, None if same_machine else self.usual_deviation)
 
     @cached_property
@@ -394,6 +398,12 @@ def _judged(
                 left_out = "its duration is that of a composition of torch operators"
             found.append(RowDuration(row, duration, device, composed, left_out))
         yield found
+
+
+def _deviation_of_runs(found: RowDuration) -> float:
+    """Returns the standard deviation between the runs of a row that one machine pooled, as a share; else 0."""
+    runs = [*run_medians(found.row.cell(col.POOLED_RUN_DURATIONS)).values()] if found.machines[0] == 1 else []
+    return stdev(runs) / fmean(runs) if len(runs) > 1 else 0.0
 
 
 def _machines(found: Sequence[RowDuration]) -> Floats:

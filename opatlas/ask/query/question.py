@@ -259,7 +259,8 @@ def _sizes(shape: object) -> Iterable[object]:
 
 def _words(words: Words) -> list[str]:
     cell = words if isinstance(words, str) else ";".join(words)
-    return [] if not cell.strip() else [_name(word) for word in split_cell(cell)]
+    # As torch prints them: torch.bfloat16.
+    return [] if not cell.strip() else [_name(word.removeprefix("TORCH.")) for word in split_cell(cell)]
 
 
 def _name(word: str) -> str:

@@ -250,6 +250,8 @@ def _add(name: str, value: Any, found: dict[str, tuple[Any, str]]) -> None:
         text = f"import {value.__name__} as {name}"
     elif module.startswith(_KERNELS):
         text, names = inspect.getsource(value), vars(sys.modules[module])
+        if text[0].isspace():
+            raise Unsupported(f"{name} is made by a decorator, and has no source of its own")
         found[name] = value, ""
         for each in ast.walk(ast.parse(text)):
             if isinstance(each, ast.Name) and each.id in names:
