@@ -53,6 +53,21 @@ def test_the_interval_covers_a_known_roofline_between_the_rows(database: opatlas
     assert np.median(answers["High(us)"] / answers["Low(us)"]) < 1.2
 
 
+@pytest.mark.parametrize("between", [1.3, 1.5])
+def test_the_interval_covers_what_no_row_is_near_enough_to_tell(tmp_path: Path, between: float) -> None:
+    def waved(sizes: Sequence[Size], seed: int) -> np.ndarray:
+        tokens = np.array([m for m, _, _ in sizes])
+        return measured(sizes, 0.003, seed) * (1 + 0.1 * np.sin(2 * np.pi * np.log2(tokens)))
+
+    # Each row has others with nearly as many tokens, which a question between them has not.
+    sizes = [(m + step, n, k) for m in _TOKENS[4:-1] for step in (-1, 0, 1) for n, k in _WEIGHTS]
+    write_table(tmp_path, "MatMulV2", product_rows(sizes, waved(sizes, 0)))
+    asked = [(round(m * between), n, k) for m in _TOKENS[4:-2] for n, k in _WEIGHTS]
+    truth = waved(asked, 1)
+    answers = opatlas.open(tmp_path, same_machine=True).query_many("MatMulV2", product_rows(asked, truth))
+    assert ((answers["Low(us)"] <= truth) & (truth <= answers["High(us)"])).mean() > 0.8
+
+
 def test_a_size_beyond_all_rows_is_extrapolated_with_a_wider_interval(database: opatlas.OpenDatabase) -> None:
     near, far = (database.matmul(m=m, n=1024, k=1024) for m in (1500, 40000))
     assert (near.how, far.how) == (opatlas.How.INTERPOLATED, opatlas.How.EXTRAPOLATED)

@@ -11,6 +11,7 @@ import pytest
 
 import opatlas
 from opatlas.ask.query.implementation_answers import ANSWER_COLUMNS, COMPOSITION_WORDS
+from opatlas.ask.query.question import usual_deviation
 from opatlas.data.database import Database
 from opatlas.row.columns import PROFILING_AVERAGE, PROFILING_MEDIAN
 from opatlas.row.communication import row_kind
@@ -339,6 +340,16 @@ def test_nine_of_ten_further_machines_lie_in_the_intervals(tmp_path: Path, machi
     answers = opatlas.open(tmp_path).query_many("MatMulV2", rows)
     inside = (answers["Low(us)"] <= medians[:, 8]) & (medians[:, 8] <= answers["High(us)"])
     assert 0.88 <= inside[counts == machines].mean() <= 0.94
+
+
+@pytest.mark.parametrize("deviation", [0.002, 0.03])
+def test_a_dozen_rows_tell_how_much_machines_usually_differ(deviation: float) -> None:
+    usual = []
+    for seed in range(20):
+        medians = np.random.default_rng(seed).normal(0, deviation, (12, 2))
+        machines = np.array([np.full(12, 2.0), np.ptp(medians, axis=1)])
+        usual.append(usual_deviation(machines, np.full(12, 1000.0), np.zeros(12)))
+    assert 0.6 < np.mean(usual) / deviation < 1.6
 
 
 def test_a_captured_duration_has_its_own_median_and_no_instrument_of_a_replay(tmp_path: Path) -> None:

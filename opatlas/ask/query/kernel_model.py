@@ -7,7 +7,8 @@ Of large tables it is the mean of several models that err differently: the covar
 questions near rows, and that of the other is not.
 
 The interval of a prediction is its deviation, times how far off predictions of the rows around it are, times a quantile
-that was found by hiding rows: itself, its site, the sizes around it, or all larger ones.
+that was found by hiding rows: itself, its site, the sizes around it, or all larger ones. Those hidden rows count most
+that have as many tokens, and whose next rows are as far away (localised, weighted conformal prediction; Guan 2023).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import numpy.typing as npt
 
 from opatlas.ask.query.features import RowFeatures
 from opatlas.ask.query.smoother import (
+    CHUNK,
     Covariance,
     Kriged,
     Smoother,
@@ -33,6 +35,7 @@ from opatlas.ask.query.smoother import (
     fit_roofline,
     posterior,
     roofline_log_us,
+    squared_distances,
 )
 from opatlas.grouping import grouped
 from opatlas.row.quality import Floats, Mask, Positions
@@ -47,19 +50,22 @@ _ALL = ""
 _FEW_ROWS = 400
 #: The rows that a prediction uses, in large and in small tables.
 _NEAREST, _NEAREST_OF_FEW = 32, 64
-#: The rows whose scores give the local scale, and how many average scores are added, against accidents.
+#: The rows that give the local scale, and how many average ones are added, against accidents.
 _LOCAL, _LOCAL_PRIOR = 24, 6.0
 #: The rows that are left out at once; bounds the memory.
 _TOGETHER = 256
-#: The rows that are hidden in turn to find a quantile.
-_CALIBRATED = 300
-_LEVEL = 0.9
+#: The rows that are hidden in turn, in each way, to find a quantile, and the one of fewer than two times LEAST_ROWS.
+_CALIBRATED = 400
+_LEVEL, _QUANTILE_OF_FEW = 0.9, 2.0
+#: The lengths by which a hidden row counts less: octaves of how far its next rows are, and of tokens; the distance, in
+#: units of lengths, below which no row is nearer.
+_LIKE_DISTANCE, _LIKE_TOKENS, _LEAST_DISTANCE = 0.35, 1.0, 0.05
 #: The rows from which the correlation of predictions is estimated: the time grows with the cube.
 _MOST_JOINT = 1000
 #: Octaves beyond the sizes of all rows, and between a question and the rows of its site, that change its class.
 _BEYOND, _GAP = 0.5, 0.5
 #: The octaves beyond all rows that hidden rows tell of: the interval grows with those farther out.
-_TESTED = 2.0
+_TESTED = 3
 #: Lengths of the default covariance: octaves, shares of a tile or wave, and of a regime.
 _OCTAVES, _SHARE, _REGIME = 3.0, 1.0, 0.7
 #: The kinds of work that every roofline of a large table has; two of them have all.
@@ -98,13 +104,14 @@ class Fit(msgspec.Struct):
     """All numbers that were fitted.
 
     Attributes:
-        scores: how many deviations each row is off, predicted with itself hidden; NaN where too few are left.
-        quantiles: of the scores, by class.
+        scales: how many deviations each row is off, predicted with itself hidden, against the average of all rows.
+        hidden: of rows hidden in all ways where they are (`_places`), and how many scaled deviations they are off, the
+            smallest first.
     """
 
     smoothers: list[SmootherFit]
-    scores: list[float]
-    quantiles: list[float]
+    scales: list[float]
+    hidden: list[tuple[float, float, float]]
 
 
 class KernelModel:
@@ -160,9 +167,10 @@ class RegimeModel:
 
     def __init__(self, features: Sequence[RowFeatures], duration_us: Floats, fit: Fit | None = None) -> None:
         """Fits the model to at least LEAST_ROWS rows; `fit` is the property of a model of the same rows."""
-        self._regimes = {regime: i for i, regime in enumerate(dict.fromkeys(row.regime for row in features))}
+        self._regimes = list(dict.fromkeys(row.regime for row in features))
         self._of_site = _of_site(features)
-        self._width = len(features[0].sizes), len(features[0].fills), len(features[0].work)
+        self._sizes, fills = len(features[0].sizes), len(features[0].fills)
+        self._is_smooth = np.array([True] * self._sizes + [False] * fills + [True] * len(self._regimes))
         self._work, self._matrix = self._columns(features)
         self._tokens = _tokens(features)
         self._sites: dict[object, int] = {}
@@ -170,24 +178,27 @@ class RegimeModel:
         self._count = _NEAREST if len(features) >= _FEW_ROWS else _NEAREST_OF_FEW
         self._range = self._sized(self._matrix).min(axis=0), self._sized(self._matrix).max(axis=0)
         self._log_us = np.log(duration_us)
-        self._smoothers: list[Smoother] = []
+        fits = list(self._fitted()) if fit is None else fit.smoothers
+        self._smoothers = [Smoother(each, self._is_smooth, self._work, self._matrix, self._log_us) for each in fits]
         if fit is not None:
-            for each in fit.smoothers:
-                self._add(each)
-            self._scores, self._quantiles = np.array(fit.scores), fit.quantiles
+            self._scales, self._calibrated = np.array(fit.scales), np.reshape(fit.hidden, (-1, 3))
             return
-        self._fit_smoothers()
-        self._scores = np.ones(len(features))
-        self._scores = self._left_out(np.arange(len(features)), Asked.NEAR)
-        self._quantiles = [self._calibrate(asked) for asked in Asked]
+        self._scales = np.ones(len(features))
+        off = self._left_out(np.arange(len(features)), Asked.NEAR)[:, -1]
+        known = np.isfinite(off)
+        if known.any():
+            self._scales[known] = off[known] / off[known].mean()
+        found = np.concatenate([self._left_out(self._some(asked), asked) for asked in Asked])
+        self._calibrated = found[np.argsort(found[:, -1])][: np.isfinite(found[:, -1]).sum()]
 
     @property
     def fit(self) -> Fit:
         """All numbers that were fitted."""
         smoothers = [each.fit for each in self._smoothers]
-        return Fit(smoothers, self._scores.tolist(), self._quantiles)
+        return Fit(smoothers, self._scales.tolist(), list(map(tuple, self._calibrated.tolist())))
 
-    def _fit_smoothers(self) -> None:
+    def _fitted(self) -> Iterator[SmootherFit]:
+        """Fits the smoothers."""
         every = self._work.shape[1]
         # Fitting large tables flatters questions near their rows, at the cost of new weights and models.
         of_large = [(_KINDS, True), (every, True), (every, False)]
@@ -199,23 +210,17 @@ class RegimeModel:
             covariance = self._covariance(residual)
             if fitted:
                 covariance = fit_covariance(covariance, self._matrix, residual)
-            self._add(covariance.fit(roofline, work.shape[1]))
-
-    def _add(self, fit: SmootherFit) -> None:
-        self._smoothers.append(Smoother(fit, self._is_smooth(), self._work, self._matrix, self._log_us))
+            yield covariance.fit(roofline, work.shape[1])
 
     def _columns(self, features: Sequence[RowFeatures]) -> tuple[Floats, Floats]:
         """Returns the work and the features of rows as matrices."""
         work = np.array([row.work for row in features], dtype=np.float64)
-        regimes = np.zeros((len(features), len(self._regimes)))
-        for i, row in enumerate(features):
-            if row.regime in self._regimes:
-                regimes[i, self._regimes[row.regime]] = 1.0
+        regimes = np.array([[row.regime == each for each in self._regimes] for row in features], dtype=np.float64)
         numbers = np.array([(*row.sizes, *row.fills) for row in features], dtype=np.float64)
         return np.maximum(work, 1.0), np.hstack([numbers, regimes])
 
     def _sized(self, matrix: Floats) -> Floats:
-        return matrix[:, : self._width[0]]
+        return matrix[:, : self._sizes]
 
     def _site_of(self, row: RowFeatures) -> object:
         of_site = self._of_site.get(row.regime)
@@ -223,55 +228,51 @@ class RegimeModel:
 
     def _covariance(self, residual: Floats) -> Covariance:
         """Returns a covariance that is not fitted but for the spread of the values."""
-        sizes, fills, _ = self._width
-        lengths = [_OCTAVES] * sizes + [_SHARE] * fills + [_REGIME] * len(self._regimes)
+        regimes = len(self._regimes)
+        lengths = [_OCTAVES] * self._sizes + [_SHARE] * (~self._is_smooth).sum() + [_REGIME] * regimes
         spread = max(float(np.quantile(np.abs(residual), 0.8)), 0.02)
-        return Covariance(np.array(lengths), spread, spread, _NOISE, self._is_smooth())
+        return Covariance(np.array(lengths), spread, spread, _NOISE, self._is_smooth)
 
-    def _some(self, seed: int) -> Positions:
-        """Returns rows to be hidden in turn: all, or as many as it takes."""
+    def _some(self, asked: Asked) -> Positions:
+        """Returns rows to be hidden in turn: as many as it takes, those beyond of the quarter with most tokens."""
         rows = np.arange(len(self._log_us))
-        if len(rows) <= _CALIBRATED:
-            return rows
-        return np.random.default_rng(seed).choice(rows, _CALIBRATED, replace=False)
-
-    def _enough(self, hidden: Mask) -> Mask:
-        """Returns for which questions enough rows are not hidden."""
-        return (~hidden).sum(axis=1) >= max(LEAST_ROWS, len(self._log_us) // 4)
-
-    def _is_smooth(self) -> Mask:
-        sizes, fills, _ = self._width
-        return np.array([True] * sizes + [False] * fills + [True] * len(self._regimes))
+        if asked is Asked.BEYOND:
+            rows = rows[self._tokens >= np.quantile(self._tokens, 0.75)]
+        return np.random.default_rng(int(asked)).permutation(rows)[:_CALIBRATED]
 
     def _hidden(self, rows: Positions, asked: Asked) -> Mask:
         """Returns for each of some rows the rows to hide, so that a question for this row has the class `asked`."""
         site = self._site[rows, None] == self._site[None, :]
         octaves = self._tokens[None, :] - self._tokens[rows, None]
-        hidden: Mask
-        if asked is Asked.NEAR:
-            hidden = site & (octaves == 0)
-        elif asked is Asked.NEW_SITE:
-            hidden = site
-        elif asked is Asked.GAP:
-            hidden = np.abs(octaves) <= 1
-        else:
-            hidden = octaves > -1
-        return hidden
+        by_class: dict[Asked, Mask] = {
+            Asked.NEAR: site & (octaves == 0),
+            Asked.NEW_SITE: site,
+            Asked.GAP: np.abs(octaves) <= 1,
+            Asked.BEYOND: octaves > -1.0 - rows[:, None] % _TESTED,
+        }
+        return by_class[asked]
 
     def _left_out(self, rows: Positions, asked: Asked) -> Floats:
-        """Returns how many deviations predictions of rows are off with others hidden; NaN where too few are left."""
-        scores = np.full(len(rows), np.nan)
+        """Returns where rows are with others hidden, and how many deviations off; NaN where too few are left."""
+        found = np.full((len(rows), 3), np.nan)
         for first in range(0, len(rows), _TOGETHER):
             part = slice(first, first + _TOGETHER)
             hidden = self._hidden(rows[part], asked)
-            where = first + np.flatnonzero(self._enough(hidden))
+            enough = (~hidden).sum(axis=1) >= max(LEAST_ROWS, len(self._log_us) // 4)
+            where = first + np.flatnonzero(enough)
             if not len(where):
                 continue
             these = rows[where]
             kriged = self._krige(self._work[these], self._matrix[these], hidden[where - first])
             off = np.abs(kriged.mean - self._log_us[these])
-            scores[where] = off / kriged.deviation / self._local_scale(kriged)
-        return scores
+            scores = off / kriged.deviation / self._local_scale(kriged)
+            found[where] = np.column_stack([self._places(kriged, self._tokens[these]), scores])
+        return found
+
+    def _places(self, kriged: Kriged, tokens: Floats) -> Floats:
+        """Returns how far the next rows of points are, and the tokens, in lengths by which hidden rows count less."""
+        distance = np.log2(kriged.distance[:, :LEAST_ROWS].mean(axis=1) + _LEAST_DISTANCE)
+        return np.column_stack([distance / _LIKE_DISTANCE, tokens / _LIKE_TOKENS])
 
     def _krige(self, work: Floats, matrix: Floats, hidden: Mask | None = None) -> Kriged:
         """Returns the logarithms of durations: the mean of all smoothers, and the rows near the last one's points."""
@@ -283,29 +284,33 @@ class RegimeModel:
 
     def _local_scale(self, kriged: Kriged) -> Floats:
         """Returns how far off the rows around each point are, in deviations, against the average of all rows."""
-        nearest = kriged.nearest[:, :_LOCAL]
         seen = np.isfinite(kriged.distance[:, :_LOCAL])
-        known_scores = self._scores[np.isfinite(self._scores)]
-        average = float(known_scores.mean()) if len(known_scores) else 1.0
-        known = np.where(seen & np.isfinite(self._scores[nearest]), self._scores[nearest], average)
-        return (known.sum(axis=1) + _LOCAL_PRIOR * average) / (known.shape[1] + _LOCAL_PRIOR) / average
+        scales = np.where(seen, self._scales[kriged.nearest[:, :_LOCAL]], 1.0)
+        return (scales.sum(axis=1) + _LOCAL_PRIOR) / (scales.shape[1] + _LOCAL_PRIOR)
 
-    def _calibrate(self, asked: Asked) -> float:
-        """Returns the quantile of the scores of a class."""
-        scores = self._left_out(self._some(int(asked)), asked)
-        scores = np.sort(scores[np.isfinite(scores)])
-        if len(scores) < 2 * LEAST_ROWS:
-            return np.nan if asked is not Asked.NEAR else 2.0
-        return float(scores[min(int(np.ceil((len(scores) + 1) * _LEVEL)), len(scores)) - 1])
+    def _quantile(self, places: Floats) -> Floats:
+        """Returns the quantile of the scores of the rows that were hidden where each point is."""
+        if len(self._calibrated) < 2 * LEAST_ROWS:
+            return np.full(len(places), _QUANTILE_OF_FEW)
+        known, scores = self._calibrated[:, :-1], self._calibrated[:, -1]
+        inside, found = np.clip(places, known.min(axis=0), known.max(axis=0)), np.empty(len(places))
+        for first in range(0, len(places), CHUNK):
+            part = slice(first, first + CHUNK)
+            weights = np.exp(squared_distances(inside[part], known) / -2).cumsum(axis=1)
+            # The point itself counts as one more row, whose score may be the largest.
+            below = (weights < _LEVEL * (weights[:, -1:] + 1)).sum(axis=1)
+            found[part] = scores[np.minimum(below, len(scores) - 1)]
+        return found
 
     def predict(self, features: Sequence[RowFeatures]) -> Predictions:
         """Returns the durations of rows, with intervals."""
         work, matrix = self._columns(features)
         kriged = self._krige(work, matrix)
-        octaves = self._octaves_beyond(matrix)
+        sizes, (low, high) = self._sized(matrix), self._range
+        # How far the outermost size of each question lies beyond the sizes of all rows.
+        octaves = np.maximum(low - sizes, sizes - high).max(axis=1)
         asked = self._classes(features, kriged, octaves)
-        largest = np.nanmax(self._quantiles)
-        quantile = np.array([each if np.isfinite(each) else largest for each in self._quantiles])[asked]
+        quantile = self._quantile(self._places(kriged, _tokens(features)))
         half = quantile * kriged.deviation * self._local_scale(kriged) * np.maximum(octaves / _TESTED, 1.0)
         return Predictions(kriged.mean, half, asked, kriged.nearest, kriged.distance)
 
@@ -325,12 +330,6 @@ class RegimeModel:
         known = np.array([self._site_of(row) in self._sites for row in features])
         classes = (Asked.BEYOND, Asked.GAP, Asked.NEW_SITE)
         return np.select([octaves > _BEYOND, away > _GAP, ~known], classes, Asked.NEAR)
-
-    def _octaves_beyond(self, matrix: Floats) -> Floats:
-        """Returns for each question how far its outermost size lies beyond the sizes of all rows."""
-        low, high = self._range
-        sizes = self._sized(matrix)
-        return np.maximum(low - sizes, sizes - high).max(axis=1)
 
 
 def _tokens(features: Sequence[RowFeatures]) -> Floats:

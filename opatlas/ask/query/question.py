@@ -29,8 +29,8 @@ NORMAL_90 = 1.645
 #: The 90 % quantile of the relative difference of equal rows in one session.
 SAME_MACHINE_FLOOR = 0.021
 #: The standard deviation of equal rows between machines, as a share, where few rows of a kernel type tell it, and how
-#: many rows it counts for. What a clock adds, in microseconds.
-_USUAL_DEVIATION, _USUAL_ROWS, _CLOCK_US = 0.0094, 8, 0.012
+#: many rows it counts for. What a clock adds, in microseconds. The share of rows within one standard deviation.
+_USUAL_DEVIATION, _USUAL_ROWS, _CLOCK_US, _WITHIN_ONE = 0.0094, 4, 0.012, 0.683
 #: How many degrees of freedom the usual variance has, and at most the machines of a row, which have longer tails than a
 #: normal distribution. The 90 % quantile of Student's t with 2, 3, ... of them. Fitted to half of the H200's rows.
 _USUAL_FREEDOM, _OWN_FREEDOM = 2, 3
@@ -137,7 +137,7 @@ def leads(how: How, interval_us: tuple[float, float], row_us: float) -> bool:
 def usual_deviation(machines: Floats, duration_us: Floats, errors: Floats) -> float:
     """Returns the standard deviation between machines that is usual for some rows, as a share.
 
-    It is the median of what each row tells beyond its samples and the clock, so that few odd rows do not change it.
+    It is a quantile of what each row tells beyond its samples and the clock, so that few odd rows do not change it.
 
     Args:
         machines: as for `machine_half_widths`.
@@ -145,11 +145,11 @@ def usual_deviation(machines: Floats, duration_us: Floats, errors: Floats) -> fl
     """
     variances, freedom = _own_variances(machines)
     several = freedom > 0
-    # The median of the F distribution with these and two degrees of freedom.
-    odds = np.exp2(2 / freedom[several]) - 1
+    # This quantile of the F distribution with these and two degrees of freedom.
+    odds = _WITHIN_ONE ** (-2 / freedom[several]) - 1
     own = variances[several] * odds * freedom[several] / 2
     beyond = own - errors[several] ** 2 - (_CLOCK_US / duration_us[several]) ** 2
-    return float(np.sqrt(max(np.median([*beyond, *[_USUAL_DEVIATION**2] * _USUAL_ROWS]), 0.0)))
+    return float(np.sqrt(max(np.quantile([*beyond, *[_USUAL_DEVIATION**2] * _USUAL_ROWS], _WITHIN_ONE), 0.0)))
 
 
 def machine_half_widths(machines: Floats, duration_us: Floats, usual: Floats | float) -> Floats:

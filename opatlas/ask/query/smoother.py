@@ -88,7 +88,7 @@ def _descend(start: Floats, log_work: Floats, log_us: Floats) -> tuple[Floats, f
 
 _ROOT3 = np.sqrt(3.0)
 #: Questions that are answered together: their matrices fit a cache.
-_CHUNK = 64
+CHUNK = 64
 #: The covariances of all rows take longer than those around a question: in larger tables too long for one question.
 _MOST_TOGETHER = 512
 #: A fit of the covariance uses at most as many rows: its time grows with the cube.
@@ -121,7 +121,7 @@ class Covariance:
         """Returns the covariances of two stacks of scaled rows, (..., a, f) and (..., b, f)."""
         which = self.is_smooth
         # In place: fresh memory for each step takes as long as the arithmetic.
-        smooth, rough = _squares(near[..., which], far[..., which]), _squares(near, far)
+        smooth, rough = squared_distances(near[..., which], far[..., which]), squared_distances(near, far)
         smooth = np.multiply(np.sqrt(smooth, out=smooth), -_ROOT3, out=smooth)
         rough = np.negative(np.sqrt(rough, out=rough), out=rough)
         total: Floats = self.smooth**2 * (1 - smooth)
@@ -139,11 +139,13 @@ class Covariance:
         return self.smooth**2 + self.rough**2
 
 
-def _squares(near: Floats, far: Floats) -> Floats:
+def squared_distances(near: Floats, far: Floats) -> Floats:
     """Returns the squared distances of two stacks of rows."""
     found: Floats = near @ np.swapaxes(far, -1, -2)
+    # One after the other: fresh memory for their sum takes longer than the rest.
     found *= -2
-    found += (near**2).sum(-1)[..., :, None] + (far**2).sum(-1)[..., None, :]
+    found += (near**2).sum(-1)[..., :, None]
+    found += (far**2).sum(-1)[..., None, :]
     return np.maximum(found, 0.0, out=found)
 
 
@@ -203,7 +205,7 @@ class Smoother:
             hidden: which rows each point must not use (points x rows).
         """
         asked = self.covariance.scaled(points)
-        chunks = [slice(first, first + _CHUNK) for first in range(0, len(asked), _CHUNK)]
+        chunks = [slice(first, first + CHUNK) for first in range(0, len(asked), CHUNK)]
         parts = [self._krige(asked[chunk], count, None if hidden is None else hidden[chunk]) for chunk in chunks]
         mean, *others = (np.concatenate(each) for each in zip(*parts, strict=True))
         return Kriged(self._mean(work) + mean, *others)
@@ -214,7 +216,7 @@ class Smoother:
         return self.covariance.between(self._known, self._known) if len(self._known) <= _MOST_TOGETHER else None
 
     def _krige(self, asked: Floats, count: int, hidden: Mask | None) -> tuple[Floats, Floats, Positions, Floats]:
-        squares = _squares(asked, self._known)
+        squares = squared_distances(asked, self._known)
         if hidden is not None:
             squares = np.where(hidden, np.inf, squares)
         count = min(count, len(self._known))
