@@ -100,6 +100,28 @@ def test_without_a_cache_that_can_be_written_the_answer_is_the_same(
     assert opatlas.open(database.path, same_machine=True).matmul(m=48, n=512, k=1024) == first
 
 
+@pytest.mark.parametrize(("shape", "us"), [((64, 32), 1.6), ((16, 4096), 1.7), ((2048, 4096), 9.6)])
+def test_a_launch_is_not_scaled_with_the_sizes_of_few_rows(tmp_path: Path, shape: tuple[int, int], us: float) -> None:
+    """Three rows of a kernel that takes 1.6 us and a microsecond for each 4 MB, most of two of them for the launch."""
+    sizes = [(1, 4096), (64, 4096), (4096, 4096)]
+    cells = [dict.fromkeys(("Input Shapes", "Output Shapes"), f"{m},{n}") for m, n in (*sizes, shape)]
+    dtypes = {
+        "Input Data Types": "DT_BF16",
+        "Output Data Types": "DT_BF16",
+        "Input Formats": "ND",
+        "Output Formats": "ND",
+    }
+    rows = [
+        {**each, **dtypes, "Average Duration(us)": str(1.6 + m * n * 4 / 4e6), "Status": "measured", "Run ID": RUN}
+        for each, (m, n) in zip(cells, sizes, strict=False)
+    ]
+    write_table(tmp_path / "db", "Sigmoid", pd.DataFrame(rows))
+    answer = opatlas.open(tmp_path / "db").query_row("Sigmoid", cells[-1] | dtypes)
+    assert answer.how is opatlas.How.ANALYTIC
+    assert answer.duration_us == pytest.approx(us, rel=0.25)
+    assert answer.interval_us[0] < us < answer.interval_us[1]
+
+
 def test_few_rows_give_an_analytic_answer_with_a_wide_interval(tmp_path: Path) -> None:
     sizes = [(16, 512, 1024), (64, 512, 1024)]
     write_table(tmp_path / "db", "MatMulV2", product_rows(sizes, roofline_us(sizes)))
