@@ -110,9 +110,7 @@ def model(
     place = database or database_name(available_devices(None))
     if against is not None:
         if any((tp, ep, batch, context, phase, sequences, dtype, next, trace, model != Step(model.model))):
-            raise UsageError(
-                f"--against: the steps are those of {against}: leave out all but MODEL and --implementation"
-            )
+            raise UsageError(f"--against: {against} has the steps: leave out all but MODEL and --implementation")
         opened = open_database(place)
         with progress(f"{against.name}, calls", None) as advance:
             served = served_costs(opened, against, model.model, implementation, lambda _: advance(1))

@@ -45,10 +45,7 @@ _Sizes = tuple[_Size, ...]
 #: Sequences with at most so many queries are decoded, perhaps with drafted tokens to verify; others are prompts.
 _MOST_DECODED = 8
 _SEQUENCES = re.compile(r"(?:(\d{1,6})x)?(\d{1,9})@(\d{1,9})", re.ASCII)
-_EXAMPLE = (
-    "63x1@4096+1x2048@6144: 63 sequences of 1 query at 4096 keys, and 1 of 2048 queries at 6144; "
-    "at most 999,999 sequences of 999,999,999 keys"
-)
+_EXAMPLE = "63x1@4096+1x2048@6144: 63 sequences of 1 query at 4096 keys, and 1 of 2048 queries at 6144"
 
 
 class Sequences(NamedTuple):
@@ -73,7 +70,7 @@ def read_sequences(text: str) -> list[Sequences]:
         match = _SEQUENCES.fullmatch(word.strip())
         group = Sequences(*(int(number or 1) for number in match.groups())) if match else Sequences(0, 0, 0)
         if not 0 < group.queries <= group.keys or not group.n:
-            raise UsageError(f"{word.strip()!r} are no sequences: give some as in {_EXAMPLE}")
+            raise UsageError(f"{word.strip()!r} are no sequences: give at most 999,999, as in {_EXAMPLE}")
         found.append(group)
     return found
 

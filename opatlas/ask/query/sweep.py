@@ -189,12 +189,10 @@ class ServedPoint(msgspec.Struct, frozen=True):
         model = next((name for name in names if name.lower() in models_by_name()), "")
         if not model:
             raise UsageError(f"{self.hf_id}: no model has this name")
-        dtypes = {"weights": self.weights, "kv": self.kv}
-        for name, dtype in dtypes.items():
-            dtypes[name] = dtype.casefold().rstrip("?")
-            if dtypes[name] not in _DTYPES:
-                raise UsageError(f"{name} {dtype}: no row has them")
-        weights, cache = (_DTYPES[dtype] for dtype in dtypes.values())
+        given = self.weights.casefold().rstrip("?"), self.kv.casefold()
+        if unknown := [dtype for dtype in given if dtype not in _DTYPES]:
+            raise UsageError(f"{unknown[0]}: no row has weights or a cache in it")
+        weights, cache = (_DTYPES[dtype] for dtype in given)
         if self.kv_load > _MOST_LOAD:
             raise _NoStep("the cache does not hold all requests")
         batch, context = -(-self.concurrency // self.dp), round(self.mean_context)

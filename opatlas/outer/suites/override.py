@@ -54,7 +54,8 @@ class use:  # noqa: N801
         """
         if not hasattr(torch.library, "get_kernel"):
             raise OpAtlasError(f"opatlas.use: needs torch {_LEAST_TORCH} or newer, here is {torch.__version__}")
-        key = kind_named(device or _kind_here()).dispatch_key
+        present = (name for name in device_kinds() if (own := getattr(torch, name, None)) and own.is_available())
+        key = kind_named(device or next(present, "cpu")).dispatch_key
         if not key:
             raise OpAtlasError(f"opatlas.use: device {device!r}: give one of {', '.join(device_kinds())}")
         kernels = dict(_kernels(_implementation(Path(folder), candidate)))
@@ -94,11 +95,6 @@ class use:  # noqa: N801
 
     def __exit__(self, *_: object) -> None:
         self.undo()
-
-
-def _kind_here() -> str:
-    present = (name for name in device_kinds() if (own := getattr(torch, name, None)) and own.is_available())
-    return next(present, "cpu")
 
 
 def _implementation(folder: Path, candidate: str) -> Implementation:
