@@ -125,9 +125,15 @@ def swiglu(x: Tensor, dim: int) -> Tensor:
 @calls.takes
 def chunk_gated_delta_rule(call: calls.ChunkDeltaRule) -> Prepared:
     """The kernels of flash-linear-attention, one after the other."""
+    import triton
     from flag_gems.fused.FLA import chunk_gated_delta_rule_fwd
 
     expect_dtype(calls.HALF, query=call.query)
+    if call.query.is_cuda:
+        # One of its kernels describes tensors to the TMA in memory that it asks for.
+        triton.set_allocator(
+            lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device=call.query.device)
+        )
     ends = torch.nn.functional.pad(call.actual_seq_lengths.cumsum(0), (1, 0))
     tokens = [x[None] for x in (call.query, call.key, call.value, call.g, call.beta)]
     state = call.initial_state.mT.float().contiguous()
