@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from opatlas.data.database import Database
+from opatlas.errors import UsageError
 from opatlas.grouping import grouped
 from opatlas.options import at_least, one_of
 from opatlas.row import columns as col
@@ -97,6 +98,8 @@ def _cells(
     from opatlas.theory.model_calls import step_calls
     from opatlas.theory.sources import resolve_model
 
+    if choice.step.pp > 1:
+        raise UsageError(f"--step {choice.step}: the layers of a stage are those of a step without pp: leave it out")
     calls = step_calls(resolve_model(choice.step.model), choice.step)
     own = {call.part: call for call in calls}
     dense, experts = (own[part].layers if part in own else 0 for part in ("down", "router"))

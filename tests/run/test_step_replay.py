@@ -328,6 +328,8 @@ def test_results_that_changed_since_the_first_pass_are_wrong(replay_of):
 def test_a_step_is_a_row_of_steps_beside_the_kernels(sessions: Sessions):
     (sessions.folder / "tiny").mkdir()
     (sessions.folder / "tiny" / "config.json").write_text(json.dumps(CONFIG))
+    staged = sessions.run(str(ROOT / "bench" / "test_listed.py"), "--step", "tiny,batch=2,context=16,pp=2")
+    assert staged.code == pytest.ExitCode.USAGE_ERROR
     step = ("--step", "tiny,batch=2,context=16,layers=1")
     done = sessions.run(str(ROOT / "bench" / "test_listed.py"), *step, "-v", measure=("--repeat-count=1",))
     assert done.code == 0, done.output
