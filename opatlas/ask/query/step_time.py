@@ -86,7 +86,7 @@ class StepConstants:
 #: By the name of a device, in the order of the fields.
 CONSTANTS: Mapping[str, StepConstants] = {
     "NVIDIA_H200": StepConstants(
-        0.348, 32.8, 0.182, 0.0192, 0.0338, 2.58, 3.3, 6.03, 0.488, 294.5, 0.245, 0.276, 0.021, 0.396
+        0.348, 32.8, 0.179, 0.0221, 0.0263, 2.58, 3.3, 6.03, 0.488, 294.5, 0.233, 0.267, 0.022, 0.396
     )
 }
 
