@@ -130,10 +130,9 @@ def chunk_gated_delta_rule(call: calls.ChunkDeltaRule) -> Prepared:
 
     expect_dtype(calls.HALF, query=call.query)
     if call.query.is_cuda:
-        # One of its kernels describes tensors to the TMA in memory that it asks for.
-        triton.set_allocator(
-            lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device=call.query.device)
-        )
+        # One of its kernels describes tensors to the TMA in memory that it asks for. The call itself is not kept.
+        device = call.query.device
+        triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device=device))
     ends = torch.nn.functional.pad(call.actual_seq_lengths.cumsum(0), (1, 0))
     tokens = [x[None] for x in (call.query, call.key, call.value, call.g, call.beta)]
     state = call.initial_state.mT.float().contiguous()

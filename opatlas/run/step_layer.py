@@ -289,7 +289,8 @@ class BuiltLayers:
         own.restore()
         placed.launch(own.launch)
         places = [each.data_ptr() for each in own.returned()]
-        self._given += self._states(own, placed)
+        if self.calls:
+            self._given += self._states(own, placed)
         own.restore()
         placed.launch(own.launch)
         own.forget()
@@ -308,16 +309,15 @@ class BuiltLayers:
     def _states(self, own: KernelCall, placed: _Placed) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Returns what a call reads and changes that no other call of the layer writes, and its values before.
 
-        A cache is none: to write the same tokens again changes nothing.
+        The latest call began with these values. A cache is none: to write the same tokens again changes nothing.
         """
         of_layer = {each.untyped_storage().data_ptr() for each in self._values.values()}
         changed = [each for each in own.changed() if each[0].untyped_storage().data_ptr() not in of_layer]
-        latest: list[list[torch.Tensor]] = []
-        own.restore()
-        for _ in range(2 if changed else 0):
-            placed.launch(own.launch)
-            latest.append([each.clone() for each in own.results() if each is not None])
-        return changed if any(not torch.equal(*both) for both in zip(*latest, strict=True)) else []
+        if not changed:
+            return []
+        first = [each.clone() for each in flat_tensors(own.results())]
+        placed.launch(own.launch)
+        return [] if all(map(torch.equal, first, flat_tensors(own.results()))) else changed
 
     def _recorded(self, call: ModelCall, row: ReplayRow) -> tuple[RecordedCall, str | None]:
         """Returns the call as its replay makes it, and the name of the call that an NPU makes. Raises Unsupported."""

@@ -26,7 +26,7 @@ from opatlas.run.implementation import KernelSource
 from opatlas.run.implementation_catalog import find_implementations
 from opatlas.run.instruments.instrument import Instrument, MeasureSettings, StopRule
 from opatlas.run.instruments.kernel_records import MARK, KernelRecords, readable_name
-from opatlas.run.job import Job, RowOutcome
+from opatlas.run.job import Job, RowOutcome, outcome_of
 from opatlas.run.kernel_call import KernelCall
 from opatlas.run.registry import ReplaySpec, RowReplay
 from opatlas.run.step_layer import BuiltLayers
@@ -152,6 +152,9 @@ class StepReplay(RowReplay):
             with module.graph(graph):
                 run()
         except RuntimeError as error:
+            # Exhausted memory and a lost device are told as such.
+            if outcome_of(error).status is not Status.FAILED:
+                raise
             raise Unsupported(f"no graph holds this step: give launch=eager ({exception_line(error)})") from error
         replay: Callable[[], None] = graph.replay
         replay()

@@ -296,18 +296,25 @@ def test_each_pass_begins_with_the_states_before_the_token(replay_of, name, sequ
 
 
 @torch.no_grad()
-def test_a_step_that_no_graph_holds_is_unsupported(replay_of, toy_graphs):
-    """torch raises RuntimeError where a captured call copies from the host."""
+@pytest.mark.parametrize(
+    ("error", "wanted"),
+    [
+        # torch raises it where a captured call copies from the host.
+        (RuntimeError("Cannot copy between CPU and CUDA tensors during CUDA graph capture"), Unsupported),
+        (torch.OutOfMemoryError("CUDA out of memory."), torch.OutOfMemoryError),
+    ],
+)
+def test_a_step_that_no_graph_holds_is_unsupported(replay_of, toy_graphs, error, wanted):
     replay = replay_of("1", "graph", config=DENSE)
     toy_graphs(replay)
 
     @contextmanager
     def refuse(made):
         yield
-        raise RuntimeError("Cannot copy between CPU and CUDA tensors during CUDA graph capture")
+        raise error
 
     replay._module.graph = refuse
-    with pytest.raises(Unsupported, match="eager"):
+    with pytest.raises(wanted, match="eager" if wanted is Unsupported else "memory"):
         replay()
 
 

@@ -34,7 +34,7 @@ from opatlas.row.quality import NOISE_LIMIT, Floats, Mask
 from opatlas.row.slots import FP8, normal_words
 
 #: The interval of a duration that comes from one row, two rows, and so on: the factor that nine of ten other rows of
-#: their table were not farther off by (345 draws from 69 tables of an H200).
+#: their table were not farther off by (345 draws from 69 tables of an H200; of four and six rows between the others).
 _FACTORS_OF_FEW = (50.0, 3.7, 2.3, 2.0, 1.7, 1.6, 1.5)
 _REASONS = {
     Asked.NEAR: "no row of this signature",
@@ -114,6 +114,7 @@ class Predictor:
         widths = [None if each is None else _width(each) for each in self._found]
         self._width = max(set(widths) - {None}, key=widths.count, default=None)
         self._positions = np.array([i for i, width in enumerate(widths) if width and width == self._width], np.intp)
+        self._duration_us = rows.duration_us[self._positions]
         self._features = [each for i in self._positions if (each := self._found[i]) is not None]
 
     @cached_property
@@ -122,7 +123,7 @@ class Predictor:
         if len(self._features) < LEAST_ROWS:
             return None
         fits = None if self._stored is None else self._stored.fits
-        return KernelModel(self._features, self._rows.duration_us[self._positions], fits)
+        return KernelModel(self._features, self._duration_us, fits)
 
     def predict(self, cells: Sequence[Mapping[str, str]], *, with_rows: bool = False) -> list[Prediction | None]:
         """Returns the durations of rows; None where the cells mean no tensors, or no stored row helps.
@@ -208,19 +209,21 @@ class Predictor:
         rows = [self._rows.found[self._positions[near]] for near in nearest]
         return tuple(each.used(float(far)) for each, far in zip(rows, distance, strict=True))
 
+    @cached_property
+    def _roofline(self) -> Floats:
+        return fit_roofline(np.array([row.work for row in self._features]), np.log(self._duration_us))
+
     def _guess(self, features: Sequence[RowFeatures]) -> list[Prediction]:
         """Scales the duration of the most similar of few rows by a roofline of all of them."""
-        duration_us, work = self._rows.duration_us[self._positions], np.array([row.work for row in self._features])
-        roofline = fit_roofline(work, np.log(duration_us))
-        own, factor = roofline_log_us(roofline, np.log(work)), _FACTORS_OF_FEW[min(len(work), LEAST_ROWS - 1) - 1]
+        work = np.log([row.work for row in self._features])
+        own, factor = roofline_log_us(self._roofline, work), _FACTORS_OF_FEW[len(work) - 1]
         note = f"too few rows for a model ({len(work)}): scaled by bytes and operations"
         found = []
         for row in features:
             asked = np.log([row.work])
-            near = int(np.abs(np.log(work) - asked).sum(axis=1).argmin())
-            us = float(duration_us[near] * np.exp(roofline_log_us(roofline, asked)[0] - own[near]))
-            interval = us / factor, us * factor
-            found.append(Prediction(us, interval, How.ANALYTIC, self._used([near], [0.0]), note))
+            near = int(np.abs(work - asked).sum(axis=1).argmin())
+            us = float(self._duration_us[near] * np.exp(roofline_log_us(self._roofline, asked)[0] - own[near]))
+            found.append(Prediction(us, (us / factor, us * factor), How.ANALYTIC, self._used([near], [0.0]), note))
         return found
 
 

@@ -178,13 +178,12 @@ def _expect_right(call: _MeasuredCall) -> None:
     """Runs a reference on random inputs. Raises its errors, WrongResult, and Unsupported for infinities and NaN."""
     of_inputs = {name: call.tensors[name] for name in call.names.values()}
     drawn = {name: random_input(shape, dtype) for name, (dtype, shape) in of_inputs.items()}
-    results, slots = flat_tensors(_run(call.text)(*drawn.values())), call.passed.output_slots
+    results = flat_tensors(_run(call.text)(*drawn.values()))
     if not all(each.float().isfinite().all() for each in results):
         raise Unsupported("random inputs have results that are not finite")
-    places = slots if isinstance(slots, Mapping) else range(len(results) if slots is None else len(slots))
     passed = call.passed.arguments, call.passed.keywords
     arguments, keywords = _replaced(passed, {number: drawn[name] for number, name in call.names.items()})
-    check(call.passed.expected, arguments, keywords, [results[int(place)] for place in places], 0)
+    check(call.passed.expected, arguments, keywords, call.passed.results_of(results, {}), 0)
 
 
 def _write(output: Path, kernel_type: str, own: Sequence[_MeasuredCall]) -> str:
